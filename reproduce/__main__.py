@@ -1,4 +1,4 @@
-"""``python -m reproduce``: one command a paper."""
+"""``python -m reproduce``: one command per paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAPERS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 class _Papers(click.Group):
-    """Imports a paper's module when its command runs."""
+    """A command group that imports a paper's module when its command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(PAPERS)

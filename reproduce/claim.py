@@ -1,4 +1,4 @@
-"""A claim of a paper beside the figure that the same comparison comes to here, and how claims are printed."""
+"""Claims of a paper, each with the figure that joulery computes, and functions that print them or write a page."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ figure .legend svg{margin-top:0}
 figcaption{margin-top:2px}
 .three{grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr))}
 """
-"""What a paper's page adds to the product's style sheet."""
+"""CSS that a paper's page adds to joulery's style sheet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One comparison.
+    """One claim of a paper, compared with joulery's figure.
 
     Attributes:
-        figure: Where the paper states it.
-        what: What is claimed or compared.
-        paper, ours: Both figures, as text.
+        figure: Figure, table or section of the paper that states the claim.
+        what: The claim or the quantity compared, as text.
+        paper, ours: The paper's figure and joulery's, as text.
         verdict: ``holds``, ``sign only``, ``partly``, ``costs more``, ``does not hold``; empty where the paper gives
             no number.
     """
@@ -54,7 +54,7 @@ class Claim:
     verdict: str
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The claim as JSON-ready values."""
         return asdict(self)
 
 
@@ -64,7 +64,7 @@ def verdict(holds: bool) -> str:
 
 
 def output_options(command: F) -> F:
-    """Add ``--html``, ``--out`` and ``--json`` to a paper's command."""
+    """Add ``--html`` and ``--json`` to a paper's command."""
     file = click.Path(path_type=Path)
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
@@ -98,7 +98,7 @@ def print_claims(
 
 
 def write_page(file: Path, page: str) -> None:
-    """Write a page and name the file on standard error.
+    """Write a page to a file and print the file's name on standard error.
 
     Raises:
         CapabilityError: The file cannot be written.
@@ -108,7 +108,7 @@ def write_page(file: Path, page: str) -> None:
 
 
 def claims_table(claims: Sequence[Claim]) -> Html:
-    """The claims as a table of a page."""
+    """The claims as an HTML table."""
     rows = [
         tag(
             "tr",

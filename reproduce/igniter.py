@@ -18,7 +18,7 @@ _PLANS: Mapping[str, tuple[str, int, int]] = {
     "gpulets": ("Fig. 14", 8, 3),
     "gslice": ("Fig. 14", 6, 3),
 }
-"""Where the paper shows the 12 services' plan by preset, its GPUs and its violations."""
+"""By preset: the table or figure with the plan of the 12 services, its GPUs and its violations."""
 
 
 @click.command("igniter")

@@ -81,11 +81,12 @@ def _each(ratios: list[float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelClockLaw:
-    """Power and time of one measured kernel at other clocks, from its DRAM activity alone (fit to the same V100 data).
+    """Power and time of one measured kernel by clock, from its DRAM activity alone (fit to the data of ``V100``).
 
     Attributes:
         dram_active_ratio: Share of cycles the memory interface is busy, 0 to 1 (DCGM ``DRAMA``).
-        knee_mhz, flat_voltage_ratio: Voltage curve of this fit.
+        knee_mhz: Clock up to which the voltage is flat in this fit.
+        flat_voltage_ratio: That voltage, as a ratio of the voltage at the highest clock.
     """
 
     dram_active_ratio: float
@@ -100,7 +101,7 @@ class KernelClockLaw:
         return np.asarray((1.0 - memory) * model.max_mhz / clock + memory / bandwidth, np.float64)
 
     def power_w(self, clock_mhz: npt.ArrayLike, power_at_max_w: float, model: ClockModel = V100) -> FloatArray:
-        """Board power at each clock, W, given that at the highest clock."""
+        """Board power at each clock, W, given the power at the highest clock."""
         clock = np.atleast_1d(np.asarray(clock_mhz, np.float64))
         static_w = 21.6 + 16.2 * self.dram_active_ratio
         slope = (1.0 - self.flat_voltage_ratio) / (model.max_mhz - self.knee_mhz)

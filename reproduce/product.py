@@ -1,4 +1,4 @@
-"""The product's own commands, run in this process."""
+"""Runs joulery's commands in this process and reads their JSON output."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def joulery_json(*arguments: str) -> dict[str, Any]:
-    """The JSON object that ``joulery ARGUMENTS --json`` prints; a plan that is infeasible is printed, too.
+    """Run ``joulery ARGUMENTS --json`` and return the JSON object that it prints; an infeasible plan counts, too.
 
     Raises:
-        DataError: The command fails; its own message is on standard error.
+        DataError: The command failed; its own message is on standard error.
     """
     printed = io.StringIO()
     with redirect_stdout(printed):

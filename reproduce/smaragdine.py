@@ -23,13 +23,13 @@ from reproduce.claim import Claim, json_option, print_claims, verdict
 from reproduce.product import EXAMPLES
 
 PRODUCT = re.compile(r"/(addmm|mm|bmm|baddbmm|\w*(flash|efficient|cudnn)_attention\w*)(_\d+)?$")
-"""Products of matrices, and the kernels that make attention's two products one."""
+"""Matches matrix multiplications, and the kernels that fuse the two multiplications of attention."""
 FEED_FORWARD = re.compile(r"/(intermediate|transformer/output)/dense/")
 
 
 @dataclass(frozen=True, slots=True)
 class RangeCheck:
-    """A figure and what it should lie between."""
+    """A figure and the range that it should lie in."""
 
     name: str
     value: float
@@ -43,12 +43,12 @@ class RangeCheck:
 
 
 def shares(footprint: TensorFootprint, device: str | None = None, spread: float = 0.015) -> list[RangeCheck]:
-    """Checks 5 to 7: shares of the forward pass.
+    """Checks 5 to 7: the modules' shares of the energy of the forward pass.
 
     Args:
-        footprint: Of BERT-base.
-        device: Where to look; everywhere when not given.
-        spread: How far layers may spread.
+        footprint: Footprint of BERT-base.
+        device: Count this device alone; all devices when not given.
+        spread: Highest standard deviation allowed for the shares of the layers.
     """
     whole = tree(footprint, device=device, phase="forward")
     (model,) = (node for node in whole.children if node.at("bert") is not None)
@@ -66,12 +66,12 @@ def shares(footprint: TensorFootprint, device: str | None = None, spread: float 
 
 
 def passes(footprint: TensorFootprint, device: str | None = None, products: int = 10) -> list[RangeCheck]:
-    """Checks 4, 8 and 9: names, the top ten inside the encoder, backward against forward.
+    """Checks 4, 8 and 9: time without a module, the top ten inside the encoder, backward against forward.
 
     Args:
-        footprint: Of BERT-base.
-        device: Where to look; everywhere when not given.
-        products: How many of the top ten are to multiply matrices.
+        footprint: Footprint of BERT-base.
+        device: Count this device alone; all devices when not given.
+        products: Least number of the top ten operations that must multiply matrices.
     """
     rows = _rows(footprint, device)
     total = {
@@ -96,7 +96,7 @@ def passes(footprint: TensorFootprint, device: str | None = None, products: int 
 
 
 def _rows(footprint: TensorFootprint, device: str | None) -> list[tuple[float, str, str, int]]:
-    """Joules, operation, phase and nanoseconds of the metered rows of a device, or of all of them."""
+    """Joules, operation, phase and nanoseconds of each metered row of a device, or of all devices."""
     columns = (footprint.energy_j.tolist(), footprint.op, footprint.phase, footprint.runtime_ns.tolist())
     places = zip(footprint.device, zip(*columns, strict=True), strict=True)
     return [row for place, row in places if device in (None, place) and not math.isnan(row[0])]

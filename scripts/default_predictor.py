@@ -1,10 +1,10 @@
-"""Makes the length predictor that joulery ships, from prompts of our own and nothing else.
+"""Trains the length predictor that joulery ships, only from prompts written for joulery.
 
-It learns from ``predictor_estimates.tsv``: prompts, and how many tokens their author expects of a chat model's answer
-(*assumed*; no answer was written). Answers of a small model to other prompts of our own judge it (*measured*):
-``python -m scripts.default_predictor [COUNT]`` asks the bundled SmolLM2-135M-Instruct for what
-``default_predictor_answers.jsonl`` lacks of twice COUNT prompts, then trains, writes ``runtime/llm/default_predictor``
-and prints how many pairs of those answers it orders.
+The training data is ``predictor_estimates.tsv``: prompts, and the number of tokens that their author expects of a chat
+model's answer (*assumed*; no answer was written). The test data is a small model's answers to other prompts written for
+joulery (*measured*). With COUNT, ``python -m scripts.default_predictor [COUNT]`` first has SmolLM2-135M-Instruct
+(bundled) answer those of twice COUNT prompts that ``default_predictor_answers.jsonl`` lacks. It then trains, writes
+``runtime/llm/default_predictor`` and prints the share of pairs of those answers that the predictor orders correctly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from joulery.runtime.llm import predictor_files, predictor_training
 
 SEED, MOST_TOKENS, LANES = 7, 256, 8
 VOCABULARY, WIDTH = 8_000, 32
-"""Words with a vector, the commonest of the encoder's vocabulary, and numbers of each."""
+"""Number of words with a vector (the commonest of the encoder's vocabulary), and length of each vector."""
 ESTIMATES = Path(__file__).with_name("predictor_estimates.tsv")
 ESTIMATED = "a chat model of common size (assumed)"
 ANSWERS = Path(__file__).with_name("default_predictor_answers.jsonl")
@@ -168,24 +168,24 @@ LONG = (
     "Teach me about {t}, from the beginning to the present day.",
 )
 SHARES = (0.4, 0.35, 0.25)
-"""How many of the prompts want few words, some, many."""
+"""Shares of the prompts that request a short, a middle and a long answer."""
 BEFORE = ("Please help me. ", "Hi! ", "You are an expert. ", "Quick question: ")
 AFTER = (" Keep it brief.", " Be thorough.", " Use bullet points.", " In one sentence.")
 
 
 def prompts(count: int) -> list[str]:
-    """Prompts of our own, all different, and as many again of the further forms; they judge."""
+    """``count`` different prompts of this module's forms, and as many of the further forms, to test the predictor."""
     return [*_first_prompts(count), *(text for text, _ in more_prompts(count, SEED + 4))]
 
 
 def estimates() -> dict[str, float]:
-    """Prompts with the tokens that their author expects of an answer (assumed)."""
+    """Number of tokens that the author expects of an answer, by prompt (assumed)."""
     rows = (line.split("\t", 1) for line in ESTIMATES.read_text(encoding="utf-8").splitlines())
     return {json.loads(f'"{prompt}"'): float(tokens) for tokens, prompt in rows}
 
 
 def word_vectors(texts: Iterable[str]) -> WordVectors:
-    """Vectors of the commonest words: principal components of an encoder's, weighted by how often texts have them."""
+    """Reduce an encoder's vectors of the commonest words to principal components, weighted by text counts."""
     encoder = minilm.PromptEncoder(layers=1)
     lines = encoder.words.read_text(encoding="utf-8").splitlines()
     found = [row for row, word in enumerate(lines) if re.fullmatch("[a-z]{2,}|a|i", word)][:VOCABULARY]
@@ -213,7 +213,7 @@ def _first_prompts(count: int) -> list[str]:
 
 
 def _filling(draw: random.Random) -> dict[str, object]:
-    """What stands for the braces of a form."""
+    """Draw values for the placeholders of a form."""
     t, u = draw.sample(THINGS, 2)
     place, name, adjective, word = (draw.choice(each) for each in (PLACES, NAMES, ADJECTIVES, WORDS))
     return {
@@ -229,7 +229,7 @@ def _filling(draw: random.Random) -> dict[str, object]:
 
 
 def answer(file: Path, count: int) -> None:
-    """Add what the file lacks."""
+    """Add the lengths of the model's answers to the prompts that the file lacks."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -251,7 +251,7 @@ def answer(file: Path, count: int) -> None:
 
 
 def train(folder: Path) -> None:
-    """Train on the estimates, write the folder."""
+    """Train the predictor on the estimates and write it to the folder."""
     known = estimates()
     lengths = AnswerLengths((ESTIMATED,), np.array([[tokens] for tokens in known.values()]))
     log = predictor_training.TrainingAnswers(tuple(known), tuple(range(len(known))), lengths)
@@ -261,7 +261,7 @@ def train(folder: Path) -> None:
 
 
 def judge_answers(folder: Path, file: Path) -> None:
-    """Print how many pairs of measured answers a kept predictor orders."""
+    """Print the share of pairs of measured answers that the predictor in the folder orders correctly."""
     rows = {row["prompt"]: min(float(row["tokens"]), MOST_TOKENS) for row in _rows(file)}
     predictor, tokens = predictor_files.load(folder, predictor_files.kept_words(folder)), np.array(list(rows.values()))
     scores = np.array([predictor.scores(prompt)[-1] for prompt in rows])
@@ -270,7 +270,7 @@ def judge_answers(folder: Path, file: Path) -> None:
 
 
 def _rounded(predictor: predictor_training.TrainedPredictor) -> predictor_training.TrainedPredictor:
-    """The same with fewer digits, so that its file is small: scores change by less than a thousandth."""
+    """The predictor with fewer digits, so that its file is small; scores change by less than a thousandth."""
     arrays = dict(predictor.model.arrays)
     points = np.round(arrays["points"] * 4096.0) / 4096.0
     arrays |= {"points": points, "norms": np.sum(points * points, 1)}

@@ -1,7 +1,7 @@
-"""Counts of a tree, as docs/architecture.md shows them: ``python -m scripts.house_counts [TREE]``.
+"""Prints counts of a source tree, as docs/architecture.md shows them: ``python -m scripts.house_counts [TREE]``.
 
-Words of the vocabulary's "not" column are those of ``tests/house/test_language.py``, with its exceptions: terms of
-other systems, prompts for language models, and old names that are still read.
+Private words are those that ``tests/house/test_language.py`` lists, with its exceptions: terms of other systems,
+prompts for language models, and old names that are still read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUFFIXES = (".py", ".md", ".yaml", ".js", ".css", ".html")
 
 
 def counts(tree: Path) -> dict[str, int]:
-    """The counts of a clone."""
+    """Count the files, lines, repeated class names, long functions and private words of a clone."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted((tree / "src").rglob("*.py"))}
     parsed = [ast.parse(text) for text in texts.values()]
     classes = Counter(
@@ -46,7 +46,7 @@ def counts(tree: Path) -> dict[str, int]:
 
 
 def words(tree: Path) -> int:
-    """Private words in the files that git keeps."""
+    """Count the private words in the files that git tracks."""
     listed = subprocess.run(["git", "ls-files", *PLACES], cwd=tree, capture_output=True, text=True, check=True).stdout
     found = 0
     for name in listed.splitlines():

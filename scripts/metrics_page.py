@@ -80,7 +80,7 @@ GATEWAYS = """\
 With [several gateways](../how-to/several-gateways.md) `/metrics` of each of them shows the metrics of the whole site,
 which the controller makes, and four of its own. While the controller is away it shows its own alone.
 """
-"""What a gateway of several exports."""
+"""Section on the metrics of a site with several gateways."""
 
 
 def _rows(families: tuple[Family, ...]) -> list[str]:

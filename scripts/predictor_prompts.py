@@ -1,6 +1,7 @@
-"""Further prompts of joulery's own for the default predictor, by what they want: the forms and what fills them.
+"""Further prompts for the default predictor: forms by kind of answer, and the values of their placeholders.
 
-Written for this; none is taken from a data set. A form keeps its number, so that whole forms can be held out.
+The forms were written for joulery; none is taken from a data set. A form keeps its number, so that whole forms can be
+held out.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ FORMS = (
 
 
 def more_prompts(count: int, seed: int) -> list[tuple[str, int]]:
-    """Prompts, all different, each with the number of its form; every form as often as the others."""
+    """Draw ``count`` different prompts, each with the number of its form, from all forms in turn."""
     draw, found = random.Random(seed), dict[str, int]()
     for turn in range(20 * count):
         if len(found) == count:

@@ -16,7 +16,7 @@ Schema = dict[str, Any]
 
 
 def keys() -> str:
-    """A table a section, in the order of the site file."""
+    """One table per section, in the order of the site file."""
     lines: list[str] = []
     for title, about, rows in _sections("", schema()):
         lines += [f"### {title}", "", about, "", "| key | value | default | meaning |", "| --- | --- | --- | --- |"]
@@ -33,7 +33,7 @@ def page(text: str) -> str:
 
 
 def _sections(path: str, section: Schema) -> Iterator[tuple[str, str, list[tuple[str, str, str, str]]]]:
-    """A section, then those inside it."""
+    """Title, description and rows of a section, then those of the sections inside it."""
     rows, inner = [], []
     required = set(section.get("required", ()))
     for name, field in section["properties"].items():
@@ -49,7 +49,7 @@ def _sections(path: str, section: Schema) -> Iterator[tuple[str, str, list[tuple
 
 
 def _value(path: str, field: Schema) -> tuple[str, list[tuple[str, Schema]]]:
-    """What a key takes, and the sections below it."""
+    """Description of the values that a key accepts, and the sections below the key."""
     field = _opened(field)
     if "discriminator" in field:
         kinds = field["discriminator"]["mapping"]

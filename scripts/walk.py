@@ -1,8 +1,8 @@
-"""The modules that a command crosses, in order of the first call: ``python -m scripts.walk plan SITE [FLAG…]``.
+"""Prints the modules that a command calls, in order of the first call: ``python -m scripts.walk plan SITE [FLAG…]``.
 
-Counted is every module of which a function runs. Left out are the command line's own frame, values (``domain``), the
-site file (``config``), tables (``perf/catalog``) and what draws on a terminal (``ui/kit``): docs/architecture.md counts
-its walk of a plan so.
+A module counts if one of its functions runs. The list leaves out the command line's own frame, values (``domain``), the
+site file (``config``), tables (``perf/catalog``) and drawing on a terminal (``ui/kit``). docs/architecture.md counts
+its walk of a plan in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEFT_OUT = (
 
 
 def crossed(run: Callable[[], object]) -> Counter[str]:
-    """Calls by module while something runs in this thread, in order of the first."""
+    """Count the calls by module while ``run`` runs in this thread, in order of each module's first call."""
     calls: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -50,7 +50,7 @@ def crossed(run: Callable[[], object]) -> Counter[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command twice, for a first run imports, and print what the second crosses."""
+    """Run a command twice, because the first run imports modules, and print the modules that the second run calls."""
     from joulery.ui.cli import main as joulery_main
 
     code = joulery_main(arguments)

@@ -1,4 +1,4 @@
-"""What Clover's paper claims, beside what the same comparison comes to here (SC'23, section 5)."""
+"""The claims of Clover's paper (SC'23, section 5), each with the result of the same comparison in joulery."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reproduce.clover.figures import CloverFigures, Mean
 
 
 def claims(made: CloverFigures) -> tuple[Claim, ...]:
-    """Every claim with a number in the text."""
+    """Compare every claim that has a number in the paper's text with joulery's figure."""
     return (*_effect(made), *_search(made), *_robust(made))
 
 

@@ -1,4 +1,4 @@
-"""``python -m reproduce clover``."""
+"""``python -m reproduce clover``: the evaluation of Clover (SC'23, section 5)."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ def _document(made: CloverFigures, qualities: dict[str, str], seeds: int) -> dic
 
 
 def _known(value: Any) -> Any:
-    """NaN as None."""
+    """The value, or None in place of NaN."""
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,6 +1,6 @@
-"""The figures of Clover's evaluation (SC'23, Figs. 9 to 16), worked out again on a table of trials.
+"""The figures of Clover's evaluation (SC'23, Figs. 9 to 16), recomputed from a table of trials.
 
-Results only; :mod:`reproduce.clover.page` draws them.
+This module computes the results; :mod:`reproduce.clover.page` draws them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SWEEP_G_PER_KWH = 100.0
 """Intensity at which Fig. 14 varies the weight."""
 WINDOWS = 6
 _MIXTURES: Mapping[str, tuple[int, int]] = {"yolo": (0, 1), "efficientnet": (1, 1), "albert": (0, 1)}
-"""The published mixtures: ranks by accuracy of what runs on 3g and 4g (boringlee24/sc23-clover, 90a3945)."""
+"""The published mixtures: accuracy ranks of the variants on 3g and 4g (boringlee24/sc23-clover, 90a3945)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A scheme on one service and grid, the mean over seeds; ratios except where named otherwise."""
+    """A scheme on one service and grid: means over seeds, violations summed; ratios except where named otherwise."""
 
     service: str
     trace: str
@@ -52,7 +52,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class TriedConfiguration:
-    """One configuration tried (Fig. 13): relative changes in percent, whether it kept the limit, was settled on."""
+    """One configuration tried (Fig. 13): changes in percent, whether it kept the latency limit and was chosen."""
 
     accuracy_percent: float
     carbon_percent: float
@@ -62,7 +62,7 @@ class TriedConfiguration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fewer:
-    """A service on fewer GPUs (Fig. 15): p95 over that of the baseline, for the equivalent of so many GPUs."""
+    """A service on fewer GPUs (Fig. 15): p95 and saving against the baseline, by equivalent number of GPUs."""
 
     service: str
     gpus: tuple[int, ...]
@@ -74,7 +74,7 @@ class Fewer:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What may be saved when so much accuracy may be lost (Fig. 14b); NaN where nothing keeps both limits."""
+    """Savings at one limit on the loss of accuracy (Fig. 14b); NaN where no configuration keeps both limits."""
 
     service: str
     loss_ratio: float
@@ -84,13 +84,13 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CloverFigures:
-    """Everything the pictures show.
+    """The results that Figs. 9 to 16 show.
 
     Attributes:
         grids: Intensities by name; the first is the one of Figs. 9 to 13.
         means: Figs. 9, 10, 12 and 16.
         objective: Fig. 11, Eq. 3 in percent by hour, by service and scheme.
-        windows: Fig. 12a, part of the time in optimisation in each of six windows, by scheme.
+        windows: Fig. 12a, share of the time spent in optimisation in each of six windows, by scheme.
         invocations: Fig. 13, for each service the first, second and last invocation.
         weights: Fig. 14a, saving and relative loss by service, float64[weights, 2].
         allowed: Fig. 14b.
@@ -107,25 +107,25 @@ class CloverFigures:
     fewer: tuple[Fewer, ...]
 
     def mean(self, service: str, scheme: str, trace: str | None = None) -> Mean:
-        """One of the means; of the first grid unless another is named."""
+        """The mean of a scheme on a service, for the first grid unless another is named."""
         where = next(iter(self.grids)) if trace is None else trace
         return next(one for one in self.means if (one.service, one.scheme, one.trace) == (service, scheme, where))
 
     @property
     def services(self) -> tuple[str, ...]:
-        """Names, in order."""
+        """Names of the services, in the order of ``means``."""
         return tuple(dict.fromkeys(one.service for one in self.means))
 
 
 def figures(
     benches: Mapping[str, Bench], grids: Mapping[str, Sequence[float]], settings: StudySettings, seeds: int
 ) -> CloverFigures:
-    """Work out every figure.
+    """Compute the results of every figure.
 
     Args:
-        benches: The services; Fig. 15 shows the loads their tables hold.
+        benches: The services with their tables of trials; Fig. 15 shows the loads in these tables.
         grids: Intensities by name.
-        settings: What the user fixes.
+        settings: Settings that the user fixes.
         seeds: How often each searching scheme runs.
     """
     main = next(iter(grids))
@@ -184,7 +184,7 @@ def _mean(made: Bench, trace: str, scheme: str, found: Sequence[SchemeOutcome], 
 
 
 def _windows(tables: Sequence[Timetable], settings: StudySettings) -> FloatArray:
-    """Part of the time in trials in each of six windows, mean over runs."""
+    """Share of the time spent in trials in each of six windows, mean over runs."""
     each = np.array([table.trials_at for table in tables], np.float64).mean(axis=0)
     edges = np.linspace(0, len(each), WINDOWS + 1).round().astype(int)
     parts = [each[begin:end] for begin, end in pairwise(edges.tolist())]
@@ -194,7 +194,7 @@ def _windows(tables: Sequence[Timetable], settings: StudySettings) -> FloatArray
 def _invocations(
     made: Bench, grid: Sequence[float], settings: StudySettings, table: Timetable
 ) -> tuple[tuple[TriedConfiguration, ...], ...]:
-    """What the first, the second and the last invocation tried."""
+    """Configurations that the first, the second and the last invocation tried."""
     goal, begin, found = objective_of(made.table, settings), 0, []
     for hour, count in enumerate(table.trials_at):
         rows = table.trials[begin : begin + count]
@@ -227,7 +227,7 @@ def _weights(made: Bench, settings: StudySettings) -> FloatArray:
 
 
 def _allowed(made: Bench, loss: float, settings: StudySettings) -> Allowed:
-    """The best standardised configuration and the best pool that lose no more than that."""
+    """Savings of the best standardised configuration and of the best pool that lose at most ``loss`` of accuracy."""
     one = replace(settings, max_loss_ratio=loss)
     standard = run_variants("oracle", made, "sweep", [SWEEP_G_PER_KWH], one, Streams(0))
     pools = math.nan

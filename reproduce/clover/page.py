@@ -15,7 +15,7 @@ from reproduce.clover.claims import claims
 from reproduce.clover.figures import LOSSES, SCHEMES, WEIGHTS, WINDOWS, CloverFigures, TriedConfiguration
 
 NAMES = {"yolo": "detection", "efficientnet": "classification", "albert": "language"}
-"""Services as people say them."""
+"""Display names of the services."""
 _SCHEME_NAMES = {
     "base": "BASE", "co2opt": "CO2OPT", "blover": "BLOVER", "clover": "CLOVER", "learning": "learning, ours",
     "oracle": "ORACLE",
@@ -32,8 +32,8 @@ def page(made: CloverFigures, qualities: Mapping[str, str]) -> str:
     """The page, ready to be written to a file.
 
     Args:
-        made: What the pictures show.
-        qualities: Where each service's table comes from.
+        made: Results that the figures show.
+        qualities: Source of each service's table.
     """
     title = "Clover: carbon against accuracy"
     sources = "; ".join(dict.fromkeys(qualities.values()))

@@ -1,9 +1,9 @@
 """A lower bound on the carbon of any schedule of a training workload, at a given mean completion time.
 
-Every job picks, for itself alone, the GPUs, the power limit and the hour of its start that cost least grams plus time
-at a price; idle nodes are asleep. Jobs do not contend, no profiling is needed, nothing restarts. Over
-all prices this gives a curve of mean completion time against grams that every schedule of uninterrupted runs on the
-same power model lies above (Lagrange: the sum of the least is the least of the sum).
+Each job gets the GPUs, the power limit and the start hour that minimise its grams plus a price times its completion
+time. Idle nodes are asleep. Jobs do not contend, need no profiling and do not restart. Over all prices, this gives a
+curve of grams against mean completion time. Every schedule of uninterrupted runs on the same power model lies above
+the curve (Lagrangian relaxation: the sum of the minima is the minimum of the sum).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BoundPoint:
 
     Attributes:
         mean_jct_s: Mean completion time.
-        cluster_kg: Grams of the whole cluster until the last submission, kg.
+        cluster_kg: Carbon of the whole cluster, kg; the nodes' sleep power counts until the last submission.
     """
 
     mean_jct_s: float
@@ -41,13 +41,13 @@ def least_grams(
     prices_kg_per_h: Sequence[float],
     wait_h: int = 12,
 ) -> tuple[BoundPoint, ...]:
-    """The curve, a point a price of an hour of completion time.
+    """Compute the curve of the bound, one point per price of an hour of completion time.
 
     Args:
         jobs: The workload.
-        classes: Its kinds, at full power.
-        cluster: Nodes, and the power of one.
-        carbon: The intensity, known to all in hindsight.
+        classes: The workload's kinds of jobs, at full power.
+        cluster: Number of nodes, and the power of one node.
+        carbon: The carbon intensity, known in hindsight.
         prices_kg_per_h: What an hour of one job's completion time may cost, kg.
         wait_h: Longest wait for a cleaner hour.
     """
@@ -66,7 +66,7 @@ def least_grams(
 
 
 def _options(job: JobClass, node: NodePower) -> list[tuple[float, float]]:
-    """Seconds and watts (over those of nodes asleep) for a second of work: every choice that no other one beats."""
+    """Seconds and watts (above those of nodes asleep) per second of work, for each choice that no other one beats."""
     found = []
     for ratio in (1.0, *POWER_LIMITS):
         table = power_table(limited((job,), ratio), node)
@@ -89,7 +89,7 @@ def _least(
     prices_kg_per_h: Sequence[float],
     wait_h: int,
 ) -> tuple[FloatArray, FloatArray]:
-    """Sums over the jobs of their best choice, a price each: seconds and kg."""
+    """Completion time, s, and carbon, kg, of the best choice of each job, summed over the jobs, for each price."""
     submit_s, work_s = jobs.submit_s[rows], jobs.work_s[rows]
     best = np.full((len(prices_kg_per_h), len(rows)), np.inf)
     best_s, best_kg = np.zeros_like(best), np.zeros_like(best)

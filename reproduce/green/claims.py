@@ -1,4 +1,4 @@
-"""What GREEN's paper claims, beside what the same comparison comes to here (NSDI'25, section 8 and appendix A)."""
+"""The claims of GREEN's paper (NSDI'25, section 8, appendix A), each with the result of the same comparison here."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ TABLE_4 = (
 def changes(
     ones: Sequence[PolicyOutcome], policy: str, against: str, of: Callable[[PolicyOutcome], float]
 ) -> list[float]:
-    """Relative change of one policy against another, a region each; empty where one was not run."""
+    """Relative change of one policy against another in each region that ran both; empty when one was not run."""
     mine = {one.region: of(one) for one in ones if one.policy == policy}
     theirs = {one.region: of(one) for one in ones if one.policy == against}
     return [mine[region] / theirs[region] - 1.0 for region in mine if region in theirs]
 
 
 def claims(made: GreenFigures) -> tuple[Claim, ...]:
-    """Every claim with a number in the text."""
+    """Compare every claim that has a number in the paper's text with joulery's figure."""
     found = [*_day(made.day), *_small(made.small), *_year(made.year), *_sizes(made), *_table_4(made.ablations)]
     return (*found, *_sensitivity(made), *_frontier(made))
 
 
 def signed_percent(ratio: float) -> str:
-    """A change, signed."""
+    """Format a relative change as a percentage with its sign."""
     return f"{100 * ratio:+.1f} %"
 
 
@@ -148,7 +148,7 @@ def _frontier(made: GreenFigures) -> list[Claim]:
 
 
 def bound_at(made: GreenFigures, mean_jct_s: float) -> float:
-    """Grams, kg, that no schedule beats at a mean completion time when no job waits for a cleaner hour."""
+    """Lower bound on the cluster's carbon, kg, at a mean completion time, when no job waits for a cleaner hour."""
     curve = sorted((point.mean_jct_s, point.cluster_kg) for point in made.bound_at_once)
     return float(np.interp(mean_jct_s, [x for x, _ in curve], [y for _, y in curve]))
 

@@ -1,4 +1,4 @@
-"""``python -m reproduce green``."""
+"""``python -m reproduce green``: the evaluation of GREEN (NSDI'25, section 8)."""
 
 from __future__ import annotations
 

@@ -31,19 +31,19 @@ _YEAR = SyntheticTrace(kind="synthetic", jobs_per_day=400, days=365)
 
 @dataclass(frozen=True, slots=True)
 class GreenEvaluation:
-    """What is run.
+    """Settings of GREEN's evaluation.
 
     Attributes:
-        seeds: How many seeds the day is run with.
+        seeds: Number of seeds of the testbed's day.
         cluster: The simulated cluster.
         day: Jobs of the testbed's day (Figs. 8 to 11 and 13, Tables 2 and 4).
         month: Month whose mean day is repeated as that day's grid, 1 to 12.
         window_s: Window whose mean separates green hours from dirty ones.
         year: Jobs of the long run (Fig. 12, Table 3, the frontier).
         frontier_days: First days of the year that the frontier covers.
-        regions: Zones of the bundled typical days, the first one leading.
+        regions: Zones of the bundled typical days; runs in one region use GB where it is given, else the first.
         data: Folder with the paper's traces and grids instead; None for synthetic jobs and typical days.
-        days: Only so many days of the year; None for all.
+        days: Number of days of the year to run, from its start; None for all.
     """
 
     seeds: int = 3
@@ -59,14 +59,14 @@ class GreenEvaluation:
 
     @property
     def source(self) -> str:
-        """Where jobs and intensities come from, in one line."""
+        """Sources of the jobs and the intensities, in one line."""
         if self.data is not None:
             return "Alibaba PAI jobs; direct intensity of 2023, Electricity Maps"
         return "synthetic jobs with the published mix of sizes; grids: " + ", ".join(self.regions)
 
 
 def run(evaluation: GreenEvaluation, progress: Callable[[int, int], None]) -> GreenFigures:
-    """Run everything.
+    """Run the evaluation and return its figures.
 
     Raises:
         ConfigError: A file of ``data`` is missing.
@@ -89,7 +89,7 @@ def document(evaluation: GreenEvaluation, made: GreenFigures) -> dict[str, Any]:
 
 
 def _parts(evaluation: GreenEvaluation) -> tuple[Experiment, Experiment, Experiment]:
-    """The day, the year and the frontier."""
+    """Build the experiments of the day, the year and the frontier."""
     folder, cluster = evaluation.data, evaluation.cluster
     day_trace: SyntheticTrace | RecordedTrace = evaluation.day
     year_trace: SyntheticTrace | RecordedTrace = evaluation.year

@@ -1,7 +1,7 @@
-"""Every comparison of GREEN's evaluation (NSDI'25, section 8, appendix A) as runs of one simulator, and the frontier.
+"""Simulates every comparison of GREEN's evaluation (NSDI'25, section 8, appendix A) and the frontier.
 
-The paper's figures show ratios to GREEN; here each is the runs behind it, so that a page can draw them and a test can
-judge them.
+The paper's figures show ratios to GREEN. This module returns the results of the runs behind each figure, so that a page
+can draw them and a test can check them.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ SMALL_JOBS = 150
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyOutcome:
-    """What one policy came to in one region, means over seeds.
+    """Results of one policy in one region, means over seeds.
 
     Attributes:
-        policy, region: Which.
+        policy, region: Names of the policy and of the region.
         mean_jct_s, p99_jct_s: Completion times.
-        job_kg, cluster_kg, cluster_kwh, peak_w: Grams of jobs and of all, energy, highest power.
-        size_mean_s, size_p99_s: Completion times by size of job, float64[4]; NaN where there is none.
+        job_kg, cluster_kg, cluster_kwh, peak_w: Carbon of jobs and of all, energy, highest power.
+        size_mean_s, size_p99_s: Completion times by size of job, float64[4]; NaN where no job has that size.
     """
 
     policy: str
@@ -67,10 +67,10 @@ class PolicyOutcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PowerTimeline:
-    """A run over time, at every half hour.
+    """Power and carbon of a run over time, at every half hour.
 
     Attributes:
-        policy: Which.
+        policy: Name of the policy.
         t_s: Times, float64[m].
         power_w: Power of the cluster, float64[m].
         carbon_kg: Carbon so far, float64[m].
@@ -84,7 +84,7 @@ class PowerTimeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queues:
-    """Who runs over time under GREEN, at every round.
+    """Running jobs by queue over time under GREEN, at every round.
 
     Attributes:
         t_s: Times, float64[m].
@@ -103,12 +103,12 @@ class Queues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experiment:
-    """A workload and the grids it runs on.
+    """A workload, the grids and the cluster that it runs on.
 
     Attributes:
-        jobs: One workload a seed.
+        jobs: One workload per seed.
         grids: Intensities by region.
-        setting: What it runs on.
+        setting: The cluster and the conditions common to all schemes.
     """
 
     jobs: Sequence[Jobs]
@@ -118,17 +118,17 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GreenFigures:
-    """The evaluation.
+    """Results of GREEN's evaluation.
 
     Attributes:
         day: Fig. 8 and Table 2: the testbed day, four regions.
         timelines, queues: Fig. 9 and 10, in the first region.
         small: Fig. 11: 150 jobs beside Pollux and Zeus.
         year: Fig. 12 and Table 3.
-        mus, quanta: Fig. 13: strength of the shift, distance of the rounds in minutes.
+        mus, quanta: Fig. 13: strength of the shift, interval of the rounds in minutes.
         ablations: Table 4.
-        frontier: Grams against completion time on the year's jobs, in the first region.
-        bound, bound_at_once: What no schedule beats, with waits of up to 12 h and with none.
+        frontier: Carbon against completion time on the year's jobs, in the first region.
+        bound, bound_at_once: Lower bound of any schedule, with waits of up to 12 h and without waits.
     """
 
     day: tuple[PolicyOutcome, ...]
@@ -154,7 +154,7 @@ def figures(day: Experiment, year: Experiment, frontier: Experiment, progress: P
         day: The burst of one day.
         year: The long trace; its first seed is used.
         frontier: The jobs of the frontier, usually the beginning of the year.
-        progress: Called with how many of how many runs are done.
+        progress: Called with the number of runs done and the number of all runs.
     """
     first = next(iter(day.grids))
     alone = in_region(day, first)
@@ -178,7 +178,7 @@ def figures(day: Experiment, year: Experiment, frontier: Experiment, progress: P
 
 
 class _Steps:
-    """Runs, counted."""
+    """Runs the simulations and reports the number of those done."""
 
     def __init__(self, progress: Progress, day: Experiment, year: Experiment, frontier: Experiment) -> None:
         seeds, regions = len(day.jobs), len(day.grids)
@@ -187,7 +187,7 @@ class _Steps:
         self._all += len(TIMELINES) + len(year.jobs) * len(year.grids) * len(YEAR) + len(frontier.jobs) * len(FRONTIER)
 
     def compare(self, part: Experiment, policies: Sequence[str]) -> Iterator[PolicyOutcome]:
-        """Every policy in every region, means over seeds."""
+        """Run every policy in every region and yield the means over seeds."""
         for region, carbon in part.grids.items():
             for policy in policies:
                 runs = []
@@ -197,7 +197,7 @@ class _Steps:
                 yield outcome(policy, region, runs)
 
     def power_timeline(self, part: Experiment, policy: str) -> PowerTimeline:
-        """One run over time."""
+        """Run one policy and return its power and carbon over time."""
         (carbon,) = part.grids.values()
         run = run_scheme(policy, part.setting, part.jobs[0], carbon, lambda t_s, view, step: None)
         self._count()
@@ -209,7 +209,7 @@ class _Steps:
 
 
 def outcome(policy: str, region: str, runs: Sequence[tuple[Jobs, TrainingRun]]) -> PolicyOutcome:
-    """The means over runs."""
+    """Average the runs of one policy in one region."""
 
     def mean(of: Callable[[TrainingRun], float]) -> float:
         return float(np.mean([of(run) for _, run in runs]))
@@ -237,7 +237,7 @@ def _by_size(jobs: Jobs, run: TrainingRun, at: int) -> tuple[float, float]:
 
 
 def power_timeline(policy: str, run: TrainingRun, carbon: Intensity) -> PowerTimeline:
-    """A watched run at every half hour until its last job ends; its carbon is exact at every change of power."""
+    """Sample a watched run every half hour until its last job ends; its carbon is exact at every change of power."""
     from_s, power_w = run.power_timeline[:, 0], run.power_timeline[:, 1]
     ends_s = np.append(from_s[1:], run.makespan_s)
     kg = power_w * (carbon.integrals(ends_s) - carbon.integrals(from_s)) / 3.6e9
@@ -249,7 +249,7 @@ def power_timeline(policy: str, run: TrainingRun, carbon: Intensity) -> PowerTim
 
 
 def queues(jobs: Jobs, carbon: Intensity, setting: Setting) -> Queues:
-    """Who runs at every round of GREEN as published."""
+    """Run GREEN as published and count the running jobs of each queue at every round."""
     rows: list[tuple[float, ...]] = []
     single_w = np.array([job.gpu_w for job in RTX3090_CLASSES])
     median_w = float(np.median(single_w))
@@ -269,7 +269,7 @@ def queues(jobs: Jobs, carbon: Intensity, setting: Setting) -> Queues:
 
 
 def in_region(part: Experiment, region: str) -> Experiment:
-    """The part in one region alone."""
+    """The experiment restricted to one region."""
     return Experiment(part.jobs, {region: part.grids[region]}, part.setting)
 
 
@@ -278,7 +278,7 @@ def _every(part: Experiment, quantum_s: float) -> Experiment:
 
 
 def _head(jobs: Jobs, count: int) -> Jobs:
-    """Every n-th job, so many in all: the same day, fewer of its jobs."""
+    """Select ``count`` jobs at even spacing: the same day with fewer jobs."""
     rows = np.unique(np.linspace(0, len(jobs) - 1, min(count, len(jobs))).astype(np.int64))
     return Jobs(jobs.submit_s[rows], jobs.work_s[rows], jobs.kind[rows], jobs.requested[rows], jobs.max_gpus[rows])
 

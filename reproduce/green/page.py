@@ -37,7 +37,7 @@ def page(made: GreenFigures, found: Sequence[Claim], source: str) -> str:
     Args:
         made: The results.
         found: The claims.
-        source: Where jobs and intensities come from.
+        source: Sources of the jobs and the intensities, in one line.
     """
     title = "GREEN: carbon against completion time"
     top = tag(
@@ -55,7 +55,7 @@ def page(made: GreenFigures, found: Sequence[Claim], source: str) -> str:
 
 
 def name_of(policy: str) -> str:
-    """A policy as people say it."""
+    """Display name of a policy."""
     return _NAMES.get(policy, policy)
 
 
@@ -123,7 +123,7 @@ def _is_ours(policy: str) -> bool:
 
 
 def _dot_name(policy: str) -> str:
-    """Knobs between two named points need no label of their own."""
+    """Label of a policy's point; empty for our policies with changed parameters."""
     return "" if _is_ours(policy) and ":" in policy else name_of(policy).replace(", ours", "")
 
 

@@ -1,6 +1,6 @@
-"""joulery: where the joules and grams of machine learning go, and how to use fewer.
+"""joulery: measure and lower the energy and carbon of machine learning.
 
-The public names are imported when first used, so ``import joulery`` costs nothing.
+The public names are imported when first used, so that ``import joulery`` is fast.
 """
 
 from __future__ import annotations

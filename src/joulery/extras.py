@@ -1,4 +1,4 @@
-"""Extras of joulery by package: the error for a missing one names the command that installs it."""
+"""The extra of joulery that installs each package, and the error for a missing package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXTRA_OF: Mapping[str, str] = {
     "uvicorn": "serve",
     "uvloop": "serve",
 }
-"""Package, as it is imported, to the smallest extra that has it. Packages with an adapter of their own say it there."""
+"""Package as imported, to the smallest extra that has it. Packages with their own adapter state it there."""
 
 
 SERVING = frozenset(("monitor", "profile", "serve", "train-length-predictor", "up"))
@@ -30,8 +30,8 @@ def missing_extra(error: ModuleNotFoundError, command: str = "") -> CapabilityEr
     """The error for a user whose installation lacks a package; None when no extra brings it, which is a bug.
 
     Args:
-        error: What Python said.
-        command: The command of the command line that was called.
+        error: The exception of the import.
+        command: The command that was called on the command line.
     """
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(package)

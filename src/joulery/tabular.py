@@ -1,4 +1,4 @@
-"""The one reader of CSV files: quoted headers, encodings, what spreadsheets write, and one wording of errors.
+"""Read CSV files with quoted headers, several encodings and the variants of spreadsheets, with uniform errors.
 
 Every layer may import it, except the pure ones (``domain``, ``perf``, ``accounting``, ``policies``).
 """
@@ -23,7 +23,7 @@ _OTHER_FILES = (
     (b"\x1f\x8b", "compressed", "gunzip it first"),
     (b"PAR1", "Parquet", "this input is read from CSV alone"),
 )
-"""Beginnings of files that are taken for CSV, what they are, and what to do."""
+"""First bytes of file formats that are mistaken for CSV, what the file is, and a hint for the user."""
 _SEPARATOR_LINE = re.compile(r"\s*sep=(.)\s*", re.IGNORECASE)
 """The line before the header by which a spreadsheet names its separator."""
 _NUMBER = re.compile(r"\s*[-+]?\d+(,\d+)?([eE][-+]?\d+)?\s*")
@@ -39,7 +39,7 @@ class CsvTable:
         file: The file.
         header: Names of its columns, stripped.
         lines: Line number (1-based, the last one of a cell with line breaks) and cells of each row; an empty line, or
-            one of empty cells, has none; a row may be shorter or longer than the header.
+            one of empty cells, has no cells; a row may be shorter or longer than the header.
     """
 
     file: Path
@@ -47,7 +47,7 @@ class CsvTable:
     lines: Sequence[tuple[int, list[str]]]
 
     def require(self, columns: Iterable[str]) -> None:
-        """Check that columns are there.
+        """Check that the table has columns.
 
         Raises:
             DataError: One is missing.
@@ -56,15 +56,15 @@ class CsvTable:
 
 
 def read_csv(file: Path, *, separators: str = ",;\t", lenient: bool = False) -> CsvTable:
-    """Read a CSV file: UTF-8 or UTF-16, with or without a byte order mark, its first row the names of the columns.
+    """Read a CSV file: UTF-8 or UTF-16, with or without a byte order mark, whose first row names the columns.
 
-    As spreadsheets write it: where no comma separates, a column of numbers with decimal commas gets decimal points,
-    unless all of its commas may stand between thousands; columns without a name or a cell at the end are left out.
+    Variants of spreadsheets are read too: where the separator is not a comma, decimal commas of a column of numbers
+    become decimal points, unless all of its commas may separate thousands; empty last columns are left out.
 
     Args:
         file: The file.
-        separators: Separators to choose from; the most frequent one of the header counts, unless a line ``sep=;``
-            stands above it. With ``|`` nothing is quoted.
+        separators: Separators to choose from; the most frequent one of the header is used, unless a line ``sep=;``
+            precedes it. With ``|`` nothing is quoted.
         lenient: Read undecodable bytes and unbalanced quotes as they are instead of refusing them.
 
     Raises:
@@ -106,7 +106,7 @@ def _without_empty_cells(
 
 
 def _point_decimals(header: tuple[str, ...], lines: list[tuple[int, list[str]]]) -> None:
-    """Give columns of numbers with decimal commas decimal points, in place."""
+    """Replace decimal commas by decimal points in columns of numbers, in place."""
     for column in range(len(header)):
         rows = [cells for _, cells in lines if column < len(cells)]
         written = [row[column] for row in rows if row[column].strip().lower() not in _NO_NUMBER]
@@ -142,7 +142,7 @@ def require_unique(header: Sequence[str], file: Path) -> None:
     """Check that no two columns of a table have the same name.
 
     Raises:
-        DataError: Two have.
+        DataError: Two columns have the same name.
     """
     twice = sorted(_repeated(header))
     if twice:
@@ -158,14 +158,14 @@ def _repeated(names: Iterable[str]) -> Iterator[str]:
 
 
 def encoding_of(beginning: bytes, file: Path) -> str:
-    """The encoding of a CSV file that begins so: UTF-8 or UTF-16, with or without a byte order mark.
+    """The encoding of a CSV file by its first bytes: UTF-8 or UTF-16, with or without a byte order mark.
 
     Args:
         beginning: Its first bytes, eight or more where it has as many.
         file: The file, for the error.
 
     Raises:
-        DataError: So begins a file of another kind.
+        DataError: The file is of another kind.
     """
     for first, kind, hint in _OTHER_FILES:
         if beginning.startswith(first):

@@ -1,4 +1,4 @@
-"""The user of this process: name and home folder, also where the system knows neither.
+"""Name and home folder of the user of this process, with fallbacks where the system has neither.
 
 A container that runs as a number without an entry in the user database has no name, and without ``HOME`` no home
 folder. Every layer may import it, except the pure ones.
@@ -24,7 +24,7 @@ def user_name() -> str:
 
 
 def account_name(uid: int) -> str:
-    """The name of a user's number in the user database; the number where it has none."""
+    """The name of a user id in the user database; the id as text where it has no entry."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

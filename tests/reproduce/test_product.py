@@ -1,9 +1,9 @@
 """Commands that the reproduction runs: what failed is never taken for a result."""
 
 import pytest
-from reproduce import product
 
 from joulery.domain.errors import DataError
+from reproduce import product
 
 
 @pytest.mark.parametrize("code", [1, 2, 4])

@@ -1,1 +1,1 @@
-"""Joules to grams to owners: integrate, align operations with power, attribute, roll up. Pure."""
+"""Pure accounting of joules and grams: integrates power, aligns operations with it, charges owners, rolls up."""

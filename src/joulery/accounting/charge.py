@@ -51,15 +51,15 @@ class IdleRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """A metered total, divided.
+    """A metered total, divided between a run and the rest of the machine.
 
     ``run + rest`` is the footprint of everything metered, to 1e-9.
 
     Attributes:
         run: What the run pays for. ``parts``: its own share. ``idle_j``: idle energy by the rule. ``unattributed_j``:
             energy of the window without an owner, because no busy time is known there.
-        rest: What it does not. ``parts``: other processes. ``idle_j``: idle energy the rule leaves out. Its
-            ``duration_s`` is 0: it adds no time of its own.
+        rest: What the run does not pay for. ``parts``: other processes. ``idle_j``: idle energy the rule leaves out.
+            Its ``duration_s`` is 0: it adds no time of its own.
     """
 
     run: Footprint
@@ -79,7 +79,7 @@ class WindowBins:
         edges_ns: Increasing Unix nanoseconds from the start to the end of the window, int64[k+1].
         g_per_kwh: Intensity of each bin, float64[k]; NaN where unknown.
         estimated: True where the provider estimated it, bool[k].
-        carbon: The series it comes from; None when grams were not asked for.
+        carbon: The series of these intensities; None when grams were not requested.
     """
 
     edges_ns: IntArray
@@ -114,7 +114,7 @@ def split(
     Args:
         energy_j: Energy of the device in each interval, joules.
         app_s, all_s: Busy CPU seconds of the run and of all processes; NaN = not known, the energy is unattributed.
-        by: What the run's time is divided by.
+        by: Divisor of the run's time.
         capacity_s: CPU seconds the device had (CPUs times the interval); for ``ShareRule.CAPACITY``.
     """
     energy, app, total_s = np.broadcast_arrays(
@@ -142,18 +142,18 @@ def charge(
     pue: float = 1.0,
     embodied_g: float = 0.0,
 ) -> Charged:
-    """Divide what the devices used over ``[t0_s, t1_s)`` between one run and the rest of the machine.
+    """Divide the energy of the devices over ``[t0_s, t1_s)`` between one run and the rest of the machine.
 
     By ``ShareRule.BUSY``, energy up to the channel's known idle power (``idle_w``) is idle first, and only the excess
-    is divided; without one, idle is the energy of intervals without a busy process. Everything is additive over
-    splits of the window, grams included: shares hold for whole intervals of ``busy``, whatever the window cuts.
+    is divided; without one, idle is the energy of intervals without a busy process. Everything is additive over splits
+    of the window, grams included: shares hold for whole intervals of ``busy``, even where the window cuts one.
 
     Args:
         power: One entry a channel; the components of one device must not overlap.
         busy: Busy times by device name (``cpu:0``).
         t0_s, t1_s: The window, Unix seconds.
         idle: How much of the idle energy the run pays for.
-        by: What the run's busy time is divided by.
+        by: Divisor of the run's busy time.
         exclusive: Devices that only the run uses (a GPU it has to itself). A device that is neither here nor in
             ``busy`` is unattributed.
         carbon: Intensity of the grid; None when grams are not asked for.
@@ -251,7 +251,7 @@ def _shared_row(
 
 
 def _floor(item: PowerSteps, bins: WindowBins) -> FloatArray:
-    """Energy in each bin that the known idle power of the channel explains; nothing where it is not known."""
+    """Energy in each bin that the known idle power of the channel explains; 0 where it is not known."""
     if not item.channel.idle_w > 0:
         return np.zeros(len(bins.g_per_kwh))
     return energy_by_bin(item.capped(item.channel.idle_w), bins.edges_ns)[0]
@@ -305,8 +305,8 @@ def build_footprint(
         bins: The window, split where the intensity changes.
         t0_s, t1_s: The window, Unix seconds.
         parts: Energy charged to the work, joules, float64[k] a channel.
-        idle: Idle energy charged to it, alike.
-        unattributed: Energy without a known user, alike.
+        idle: Idle energy charged to the work, in the same form.
+        unattributed: Energy without a known user, in the same form.
         covered_s: Seconds of the window with readings.
         pue: Facility energy per IT energy; multiplies grams and the facility's joules.
         embodied_g: Embodied grams, kept apart from the operational ones.
@@ -364,8 +364,8 @@ class DividedPower:
     """Power of a shared device by consumer; the three add up to the device's wherever all are known.
 
     Attributes:
-        run: Of the traced program; NaN where the busy times are not known.
-        other: Of other processes.
+        run: Power of the traced program; NaN where the busy times are not known.
+        other: Power of other processes.
         idle: Idle power, and the power of intervals without a busy process.
     """
 
@@ -410,9 +410,9 @@ class EnergyShares:
     """Division of the joules charged to the run; they add up to the footprint's parts.
 
     Attributes:
-        requests_j: In the replicas, while they answered.
-        load_j: The load generator.
-        serving_j: Gateway, controller, and replicas between requests and while they started.
+        requests_j: Joules of the replicas while they answered.
+        load_j: Joules of the load generator.
+        serving_j: Joules of the gateway, the controller, and the replicas between requests and while they started.
         joules_per_cpu_s: Charge of one CPU second of a request; of one second of a whole GPU where services run on
             GPUs.
     """
@@ -435,8 +435,8 @@ def divide(attributed_j: float, requests_cpu_s: float, load_cpu_s: float, cpu_s:
     Args:
         attributed_j: Joules charged to the run's processes.
         requests_cpu_s, load_cpu_s: CPU seconds of the requests and of the load generator (NaN: not known, in serving).
-        cpu_s: CPU seconds of all the run's processes. The kernel counts ticks of 10 ms; where that is less than the
-            parts, the parts are all there is.
+        cpu_s: CPU seconds of all the run's processes. The kernel counts ticks of 10 ms; where that is less than the sum
+            of the parts, the sum counts instead.
     """
     load_cpu_s = 0.0 if math.isnan(load_cpu_s) else load_cpu_s
     whole_s = max(cpu_s, requests_cpu_s + load_cpu_s)

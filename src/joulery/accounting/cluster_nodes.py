@@ -20,7 +20,7 @@ class NodeReading:
         covered_s: Seconds that the meters covered.
         quality: Weakest quality of the meters.
         meters: Their names.
-        opened: Which meters counted: another value when they were opened anew, and count from zero.
+        opened: Identifier of the opening of the meters: it changes when they are opened anew and count from zero.
     """
 
     machine: str
@@ -44,12 +44,12 @@ class NodeReading:
 
 
 def by_node(readings: Mapping[str, NodeReading]) -> dict[str, tuple[float, float]]:
-    """Joules of each node, and of its own processes; the nodes of a machine sum to what one of them read of it.
+    """Joules of each node, and of its own processes; the nodes of a machine add up to the reading of one of them.
 
     A machine's joules beyond those of its nodes' processes (idle, other programs) are divided equally.
 
     Args:
-        readings: Of each node, over the same time.
+        readings: Reading of each node, over the same time.
     """
     found: dict[str, tuple[float, float]] = {}
     for machine in dict.fromkeys(reading.machine for reading in readings.values()):

@@ -1,12 +1,12 @@
 """Joules and grams of the models of an inference engine, from the counters that the engine itself keeps.
 
-The engine's joules between two readings of its counters belong to the models that moved tokens meanwhile, in
-proportion to their tokens (:data:`~joulery.accounting.token_energy.PROMPT_WEIGHT` for a token read, 1 for a token
-written); where the engine counts no tokens, to their computing time, else to their requests. While requests run and
-nothing moved, the joules wait for the next reading. Without a request they are the idle engine's, and so is at any time
-the known idle power of its GPUs. What was drawn across
-a restart of the engine, or while a meter was silent, is unattributed, and the tokens of that stretch are not counted:
-joules and tokens of a ratio are of the same stretches. Always ``models + idle + unattributed + pending = engine``.
+The engine's joules between two readings of its counters belong to the models that moved tokens meanwhile, in proportion
+to their tokens (:data:`~joulery.accounting.token_energy.PROMPT_WEIGHT` for a token read, 1 for a token written); where
+the engine counts no tokens, to their computing time, else to their requests. While requests run and no token moved, the
+joules are kept for the next reading. Without a request they belong to the idle engine, as does the known idle power of
+its GPUs at any time. Energy across a restart of the engine, or while a meter was silent, is unattributed, and the
+tokens of that stretch are not counted: joules and tokens of a ratio are of the same stretches. Always ``models + idle +
+unattributed + pending = engine``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from joulery.domain.quality import Quality, weakest
 WINDOW_S = 300.0
 """Time over which joules and grams per token and request are taken."""
 MAX_MODELS = 100
-"""Models of one engine kept apart."""
+"""Largest number of models of one engine that are counted separately."""
 OTHER_MODELS = "other"
 
 
@@ -33,7 +33,7 @@ class ModelTotals:
     """Sums of one model since its book was opened.
 
     Attributes:
-        energy_j, carbon_g, unknown_j: As of :class:`~joulery.accounting.node_energy.EnergyTotal`.
+        energy_j, carbon_g, unknown_j: As in :class:`~joulery.accounting.node_energy.EnergyTotal`.
         requests: Requests answered.
         prompt_tokens, output_tokens: Tokens; NaN where the engine counts none.
     """
@@ -63,8 +63,8 @@ class PerUnit:
 
     Attributes:
         output_token_j, output_token_g: All its joules and grams, per token generated.
-        token_j, token_g: Per token read or generated.
-        request_j, request_g: Per request answered.
+        token_j, token_g: Joules and grams per token read or generated.
+        request_j, request_g: Joules and grams per request answered.
     """
 
     output_token_j: float
@@ -82,7 +82,7 @@ class _Pending:
 
 
 class EngineBook:
-    """The joules of one engine.
+    """Books the joules of one engine on its models.
 
     Attributes:
         total, idle, unattributed: Sums since the book was opened.
@@ -102,7 +102,7 @@ class EngineBook:
 
     @property
     def pending_j(self) -> float:
-        """Joules that wait for tokens."""
+        """Joules that are kept until tokens are counted."""
         return self._pending.total.energy_j
 
     def spend(self, energy_j: float, g_per_kwh: float, quality: Quality, idle_j: float = 0.0) -> None:
@@ -111,8 +111,8 @@ class EngineBook:
         Args:
             energy_j: Joules; NaN where a meter was silent.
             g_per_kwh: Intensity meanwhile; NaN unknown.
-            quality: Of the joules.
-            idle_j: Those among them that its devices would have drawn idle: in no model.
+            quality: Quality of the joules.
+            idle_j: Part of them that its devices would have drawn idle: charged to no model.
         """
         if math.isnan(energy_j):
             self._pending.known = False
@@ -124,10 +124,10 @@ class EngineBook:
             self.quality = weakest((self.quality, quality))
 
     def observe(self, counters: EngineCounters, now_s: float) -> bool:
-        """Hand the pending joules to models by what the engine counted; True if it has restarted.
+        """Divide the pending joules among models by the engine's counters; True if the engine has restarted.
 
         Args:
-            counters: What the engine says now.
+            counters: The engine's counters now.
             now_s: Seconds of a monotonic clock.
         """
         counters = _bounded(counters, self.models)

@@ -1,4 +1,4 @@
-"""Forecasts of jobs with an interval, and what became of them.
+"""Forecasts for jobs with an interval, and scores of their outcomes.
 
 An interval is split-conformal (Vovk et al., 2005): the errors of the last forecasts of the same kind, in order, give
 the quantiles. If errors to come are like those of the past it contains the outcome in nine of ten cases, whatever their
@@ -16,9 +16,9 @@ from typing import Any
 LEVEL_RATIO = 0.9
 """Share of the outcomes that an interval is to contain."""
 KEPT_SCORES = 400
-"""Errors that are kept of each kind."""
+"""Number of errors that are kept of each kind."""
 OFFSETS: Mapping[str, float] = MappingProxyType({"start": 300.0, "end": 300.0, "grams": 1.0})
-"""Kinds, with what is added to a forecast before errors are divided by it: seconds, seconds, grams."""
+"""Kinds, with the offset added to a forecast before errors are divided by it: seconds, seconds, grams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class JobForecast:
 
     Attributes:
         kind: ``start`` and ``end``: seconds from ``made_s`` on; ``grams``: those still to come.
-        made_s: When, Unix seconds.
-        amount: What was expected.
+        made_s: Time of the forecast, Unix seconds.
+        amount: The expected amount.
         low, high: The interval; NaN while too few outcomes are known.
         before: Grams that the job had caused until then; 0 for other kinds.
     """
@@ -62,10 +62,10 @@ class ForecastCoverage:
 
     Attributes:
         kind: The kind.
-        checked: Outcomes known.
-        with_interval: Those of forecasts that had an interval.
-        inside: Those within it.
-        median_error: Of the relative errors; NaN without any.
+        checked: Number of known outcomes.
+        with_interval: Number of those whose forecast had an interval.
+        inside: Number of those within the interval.
+        median_error: Median of the relative errors; NaN without any.
         reliable: False where fewer lie within than chance explains (two standard errors); None below 20 intervals.
     """
 
@@ -82,7 +82,7 @@ class ForecastCoverage:
         return self.inside / self.with_interval if self.with_interval else math.nan
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The coverage as a JSON-ready dictionary."""
         ratio, error = self.coverage_ratio, self.median_error
         return {
             **asdict(self),
@@ -98,7 +98,7 @@ def with_interval(kind: str, amount: float, scores: Iterable[ForecastScore]) -> 
     Args:
         kind: One of :data:`OFFSETS`.
         amount: The forecast, at least 0.
-        scores: What became of earlier ones, of any kind.
+        scores: Scores of earlier forecasts, of any kind.
     """
     errors = sorted(score.error for score in scores if score.kind == kind)
     tail = (1.0 - LEVEL_RATIO) / 2.0

@@ -12,20 +12,20 @@ from joulery.domain.energy.channel import Channel
 from joulery.domain.energy.power import BusyTimes
 
 _COVERED_RATIO = 0.99
-"""A bin with less of its time covered by readings is left out."""
+"""Share of a bin's time that readings must cover; a bin with less is left out."""
 _LEAST_S = 1e-6
-"""Shorter work is rounding error."""
+"""Work shorter than this counts as rounding error."""
 
 
 def cpu_channels(channels: Iterable[Channel]) -> tuple[Channel, ...]:
-    """The channels that see the CPUs: sockets, else the machine as a whole."""
+    """The channels that measure the CPUs: sockets, else the machine as a whole."""
     found = tuple(channels)
     sockets = tuple(channel for channel in found if channel.device.startswith("cpu:"))
     return sockets or tuple(channel for channel in found if channel.device == "machine")
 
 
 def gpu_channels(channels: Iterable[Channel], gpus: Sequence[str]) -> tuple[Channel, ...]:
-    """The channels that see these GPUs as boards."""
+    """The channels that measure these GPUs as boards."""
     return tuple(channel for channel in channels if channel.device in gpus)
 
 
@@ -54,7 +54,7 @@ def work_by_bin(work: FloatArray, bins_ns: IntArray) -> FloatArray:
     """GPU seconds of work in each bin.
 
     Args:
-        work: As for :func:`gpu_points`; what took no time at all is left out.
+        work: As for :func:`gpu_points`; work that took no time is left out.
         bins_ns: Edges of the bins, Unix nanoseconds, increasing, int64[n+1].
 
     Returns:
@@ -80,7 +80,7 @@ def power_points(
     """Mean number of busy cores and mean power of all CPUs in each bin.
 
     Args:
-        power: Power of the CPUs, whatever else is in there.
+        power: Power of the CPUs; channels of other devices are ignored.
         busy: Busy times by socket.
         bins_ns: Edges of the bins, Unix nanoseconds, increasing, int64[n+1].
 

@@ -2,9 +2,9 @@
 
 Always ``workloads + idle + unattributed = devices``. Processors are one device, whatever their number: a workload has
 its share of the processor time of all of them. Idle energy is the known idle power of the processors (``idle_w``);
-where that is not known, the share of the processor time that nothing used. Of a GPU, the power that it was seen to draw
-when nothing computed is idle, and the rest belongs to the workloads with processes on it, by the busy time of each that
-the driver reports; without a process, or where none computed, all of it is idle.
+where that is not known, the share of the processor time that nothing used. Of a GPU, the power that it drew while
+nothing computed is idle, and the rest belongs to the workloads with processes on it, by the busy time of each that the
+driver reports; without a process, or where none computed, all of it is idle.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class NodeUse:
     """Use of the devices of a node over an interval.
 
     Attributes:
-        elapsed_s: Its length.
+        elapsed_s: Length of the interval.
         capacity_s: CPU seconds that the processors had.
         busy_s: CPU seconds of all processes; NaN unknown.
         cpu_s: CPU seconds of each workload.
-        idle_w: By GPU, its power when nothing computes on it, as far as it is known.
-        boards: By GPU, the share of its busy time that each workload had (NaN where only the workloads are known); no
-            entry in it where no process was there; None where the driver does not say.
+        idle_w: Power of each GPU when nothing computes on it, as far as it is known.
+        boards: For each GPU, the share of its busy time that each workload had (NaN where only the workloads are
+            known); empty where no process was on it; None where the driver does not report it.
     """
 
     elapsed_s: float
@@ -71,14 +71,14 @@ class Division:
 
 
 def counter_delta(channel: Channel, before: float, now: float, elapsed_s: float, peak_w: float) -> float:
-    """Joules between two readings of a channel; NaN where they do not say.
+    """Joules between two readings of a channel; NaN where the readings do not determine them.
 
     A counter that ran backwards has wrapped if that explains it with a plausible power, else it was reset and the
     energy between is not known. Power is held to the next reading; an average stands for the time before it.
 
     Args:
         channel: The channel.
-        before, now: Its readings; NaN where it gave none.
+        before, now: Its readings; NaN where it has none.
         elapsed_s: Time between them.
         peak_w: Highest power seen of the channel; 0 for none yet.
     """
@@ -104,7 +104,7 @@ def divide(energies: Sequence[tuple[Channel, float]], use: NodeUse) -> tuple[Div
 
     Args:
         energies: Joules of each channel; NaN where unknown, which counts in no device.
-        use: What used the devices.
+        use: Use of the devices.
     """
     pools: dict[str, list[tuple[Channel, float]]] = {}
     for channel, energy_j in energies:
@@ -165,7 +165,7 @@ class EnergyTotal:
     Attributes:
         energy_j: Joules.
         carbon_g: Grams of the joules with a known intensity.
-        unknown_j: Joules without one.
+        unknown_j: Joules without a known intensity.
     """
 
     energy_j: float = 0.0
@@ -191,8 +191,8 @@ class NodeBook:
     """Joules and grams of a node since the book was opened; no sum ever falls.
 
     Attributes:
-        workloads: By workload, device and quality.
-        idle, unattributed, devices: By device and quality.
+        workloads: Totals by workload, device and quality.
+        idle, unattributed, devices: Totals by device and quality.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class NodeBook:
         """Book the energy of an interval.
 
         Args:
-            divisions: One a device.
+            divisions: One per device.
             g_per_kwh: Intensity over the interval, facility overhead included; NaN unknown.
         """
         for part in divisions:

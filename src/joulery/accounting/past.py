@@ -1,4 +1,4 @@
-"""Joules and grams of jobs that are over, from what they held and a stated power of it: modelled, and said so."""
+"""Joules and grams of ended jobs, modelled from the resources that they held and a stated power of these."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from joulery.domain.quality import Quality
 
 @dataclass(frozen=True, slots=True)
 class HeldPower:
-    """Power of what a job holds, while it holds it.
+    """Power of the resources that a job holds.
 
     Attributes:
-        gpu_w: Of a GPU.
-        cpu_w: Of a core.
-        node_w: Of the rest of a node, for a job that holds it; 0 to leave it out.
+        gpu_w: Power of a GPU.
+        cpu_w: Power of a core.
+        node_w: Power of the rest of a node, for a job that holds it; 0 to leave it out.
         pue: Facility energy per IT energy.
     """
 
@@ -49,9 +49,9 @@ class PastUse:
 
     Attributes:
         key: Value of the grouping key.
-        jobs: How many; one that ran several times counts once.
+        jobs: Number of jobs; one that ran several times counts once.
         gpu_s, cpu_s: GPU- and core-seconds held.
-        energy_j: Joules of them all.
+        energy_j: Joules of all these jobs.
         measured_j: Joules among them that the cluster measured itself.
         carbon_g: Grams of ``carbon_covered_j`` joules, facility overhead included.
         carbon_covered_j: Joules whose intensity is known all along.
@@ -73,7 +73,7 @@ class PastUse:
 
 
 def within(jobs: Sequence[PastJob], since_s: float) -> tuple[PastJob, ...]:
-    """The jobs that ran after a time, cut to what they ran after it: measured energy by its share of the time.
+    """The jobs that ran after a time, cut to their time after it; measured energy is scaled by the share of the time.
 
     A job submitted before the window counts as submitted at its start.
     """
@@ -88,7 +88,7 @@ def within(jobs: Sequence[PastJob], since_s: float) -> tuple[PastJob, ...]:
 
 
 def split_at(jobs: Sequence[PastJob], next_edge_s: Callable[[float], float]) -> tuple[PastJob, ...]:
-    """The jobs cut at edges such as the end of each month: measured energy by its share of the time.
+    """The jobs split at edges such as the end of each month, with measured energy in proportion to time.
 
     The pieces of a job add up to it; a piece begins where the one before ends.
 
@@ -109,11 +109,11 @@ def split_at(jobs: Sequence[PastJob], next_edge_s: Callable[[float], float]) -> 
 def past_use(
     jobs: Sequence[PastJob], power: HeldPower, carbon: CarbonSeries | None, by: Callable[[PastJob], str]
 ) -> tuple[PastUse, ...]:
-    """The use of the jobs by key, most energy first. A job that held nothing that has a power used nothing.
+    """The use of the jobs by key, most energy first. A job that held no resource with a stated power used no energy.
 
     Args:
         jobs: Past jobs.
-        power: Of what they held; where the cluster measured a job, that counts instead.
+        power: Power of what they held; where the cluster measured a job, the measurement counts instead.
         carbon: Intensity; a job whose time is not wholly covered has no grams.
         by: The key of a job.
     """

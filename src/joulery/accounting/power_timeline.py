@@ -1,4 +1,4 @@
-"""Power, energy and grams of a run over time, as ticks; and fewer ticks for a plot."""
+"""Power, energy and grams of a run over time, as ticks, and merging of ticks for a plot."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def power_timeline(
     Power (watts) is that of the energy charged to the run, idle by the rule included; NaN where nothing was read.
 
     Args:
-        power, busy, t0_s, t1_s, idle, exclusive, carbon, pue: As of :func:`~joulery.accounting.charge.charge`, which is
-            additive over splits of the window.
+        power, busy, t0_s, t1_s, idle, exclusive, carbon, pue: As for :func:`~joulery.accounting.charge.charge`, which
+            is additive over splits of the window.
         windows: Number of ticks.
 
     Raises:
@@ -89,7 +89,7 @@ def downsample_ticks(ticks: Sequence[Tick], limit: int) -> tuple[Tick, ...]:
 
 
 def merge_ticks(ticks: Sequence[Tick]) -> Tick:
-    """Consecutive ticks as one."""
+    """Merge consecutive ticks into one."""
     last = ticks[-1]
     weights = [tick.period_s for tick in ticks]
     return replace(
@@ -135,7 +135,7 @@ def _service(name: str, group: Sequence[ServiceTick]) -> ServiceTick:
 
 
 def _mean(values: Iterable[float], weights: Sequence[float]) -> float:
-    """Weighted mean of what is known; NaN when nothing is."""
+    """Weighted mean of the known values; NaN when none is known."""
     known = [(value, weight) for value, weight in zip(values, weights, strict=True) if not math.isnan(value)]
     whole = math.fsum(weight for _, weight in known)
     return math.fsum(value * weight for value, weight in known) / whole if whole > 0 else math.nan

@@ -1,4 +1,4 @@
-"""Footprints by owner, device, component: every table adds up to the total it came from."""
+"""Tables of footprints by owner, device or component; every table adds up to the total of its footprints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PART_KEYS: dict[str, Callable[[Part], str]] = {
 
 
 def total(footprints: Iterable[tuple[str, Footprint]]) -> Footprint:
-    """All footprints added up.
+    """The sum of all footprints.
 
     Args:
         footprints: Pairs of a name for messages and a footprint.
@@ -116,8 +116,8 @@ def _known_sum(values: Iterable[float]) -> float:
 def hourly(footprint: Footprint, ticks: Sequence[Tick]) -> dict[int, tuple[float, float]]:
     """The share of a footprint's joules and of its grams that belongs to each hour.
 
-    Ticks say when energy and grams flowed; without them, both are spread evenly over the window. The shares of each add
-    up to 1.
+    Ticks show when energy and grams flowed; without them, both are spread evenly over the window. The shares of each
+    add up to 1.
 
     Returns:
         Start of the hour in Unix seconds to ``(share of joules, share of grams)``; empty for an empty footprint.

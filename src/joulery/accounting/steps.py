@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 NS_PER_S = 1_000_000_000
 
 HOLD_PERIODS = 2.0
-"""Time that the last reading of a power channel stands, in sampling periods."""
+"""Time for which the last reading of a power channel is held, in sampling periods."""
 
 HOLE_PERIODS = 10.0
-"""A reading followed by nothing for longer than this, in sampling periods, is a last one; lesser gaps are jitter."""
+"""Gap after a reading, in sampling periods, beyond which it counts as a last one; shorter gaps are jitter."""
 
 RESET_RATIO = 10.0
-"""A counter that ran backwards counts as wrapped unless that needs this many times the power ever seen."""
+"""A counter that ran backwards counts as wrapped unless a wrap needs this many times the highest power seen."""
 
 _LAST_S = 9.2e9
 """Unix seconds beyond which int64 nanoseconds end (the year 2261)."""
@@ -86,7 +86,7 @@ class PowerSteps:
         return np.where(inside, self.watts[np.clip(index, 0, len(self) - 1)], np.nan)
 
     def capped(self, limit_w: float) -> PowerSteps:
-        """The part of the power that does not exceed ``limit_w``: what an idle floor of so many watts explains."""
+        """The part of the power that does not exceed ``limit_w``, such as the part that an idle floor explains."""
         return PowerSteps(self.channel, self.edges_ns, np.minimum(self.watts, limit_w))
 
 

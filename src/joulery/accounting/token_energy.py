@@ -1,15 +1,16 @@
-"""Joules of batching engines, request by request, as they are used.
+"""Divides the joules of batching engines among their requests while the engines run.
 
 Requests in one batch share every step of their engine. An engine's joules go to its requests in proportion to the
-tokens they moved meanwhile: one a token written, a quarter of one a token read (reading is done many tokens at a
-time). Where the meter is read whenever a request begins or ends, they are divided over stretches of some seconds and
-some steps: of requests that come together one enters the batch a step before the others, and would pay for that step
-alone. A request shares what was used before it began only with those that began less than a second earlier. Joules of
-a stretch in which nothing moved wait for the next in which something does; the energy of an engine without a request
-is unattributed. Always ``requests + idle + unattributed = total``.
+tokens they moved meanwhile: one a token written, a quarter of one a token read (reading is done many tokens at a time).
+Where the meter is read whenever a request begins or ends, the joules are divided over stretches of some seconds and
+some steps: of requests that arrive together one enters the batch a step before the others, and would pay for that step
+alone. A request shares what was used before it began only with those that began less than a second earlier. Joules of a
+stretch without tokens are kept for the next stretch with tokens; the energy of an engine without a request is
+unattributed. Always ``requests + idle + unattributed = total``.
 
-A meter that is read seldom says nothing of the last moments of a request that ends. They are charged ahead, by the
-tokens it moved since the last reading and the joules a token took of late; the next readings pay for them.
+A meter that is read seldom misses the last moments of a request that ends. They are charged ahead, by the tokens that
+the request moved since the last reading and the joules of a token in the latest readings; the next readings pay for
+them.
 
 Requests that are answered whole (embeddings) show no progress. While an engine has no others, they share its joules as
 they are used, by the tokens each was given to read.
@@ -30,12 +31,12 @@ _ROUNDING = 1e-9
 _LATE_READINGS = 3
 """Readings from which the joules of a token are taken: a board renews its counter only a few times a second."""
 _STRETCH_S, _STRETCH_TOKENS = 2.0, 8
-"""A stretch over which joules are divided lasts so long and until a request has written so many tokens in it."""
+"""Least seconds of a stretch over which joules are divided, and least tokens that a request must write in it."""
 _LONGEST_STRETCH_S = 30.0
 _TOGETHER_S = 1.0
 """Requests that begin within this time count as begun together."""
 _RECOVERED = 0.2
-"""Part of a reading of running requests that may pay for what ended ones were charged too much."""
+"""Largest part of a reading of running requests that may pay for too much charged to ended ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class EnergyTotals:
     """Joules since the book was opened.
 
     Attributes:
-        total_j: Metered.
+        total_j: Joules metered.
         idle_j: Energy of the idle devices over the same time.
-        requests_j: Charged to requests, those still being answered included.
+        requests_j: Joules charged to requests, those still being answered included.
         requests_g: Grams of ``requests_j``, as far as the intensity was known.
     """
 
@@ -56,13 +57,13 @@ class EnergyTotals:
 
     @property
     def unattributed_j(self) -> float:
-        """Metered, not idle, and of no request: other processes, the gateway, engines between requests."""
+        """Joules that are neither idle nor of a request: other processes, the gateway, engines between requests."""
         return self.total_j - self.idle_j - self.requests_j
 
 
 @dataclass(slots=True)
 class _Energy:
-    """Joules and their grams; ``known`` says whether every joule and every intensity was."""
+    """Joules and their grams, and whether every joule and every intensity is known."""
 
     energy_j: float = 0.0
     carbon_g: float = 0.0
@@ -70,7 +71,7 @@ class _Energy:
     carbon_known: bool = True
 
     def add(self, other: _Energy, share: float = 1.0) -> None:
-        """Add a share of another."""
+        """Add a share of another amount."""
         self.energy_j += share * other.energy_j
         self.carbon_g += share * other.carbon_g
         self.energy_known &= other.energy_known
@@ -94,7 +95,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Engine:
-    """One engine.
+    """State of one engine.
 
     Attributes:
         requests, whole: Its requests; tokens of those that are answered whole.
@@ -104,10 +105,10 @@ class _Engine:
         shared, written: Tokens of its requests in the present stretch up to the last reading, by their work; and those
             of them that were written.
         parts: The parts of the present stretch whose joules are not yet divided.
-        ahead_j: Charged to requests that have ended, less what readings had for them.
+        ahead_j: Joules charged ahead to requests that have ended, less those that readings have covered.
         late: Joules and tokens between the latest readings.
         g_per_j: Grams of a joule at the last reading.
-        own_ratio: Share of its joules that is its requests'.
+        own_ratio: Share of its joules that belongs to its requests.
     """
 
     requests: dict[int, _Energy] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class _Engine:
     own_ratio: float = 1.0
 
     def read(self, energy_j: float, g_per_j: float) -> _Energy:
-        """A reading of its requests' joules: the part of those that still run. The rest pays what was charged ahead."""
+        """Take a reading of the requests' joules; return the part of running ones. The rest pays for charges ahead."""
         moved, gone = math.fsum(self.moved.values()), self.gone
         self.gone, self.g_per_j = 0.0, g_per_j
         if math.isnan(energy_j):
@@ -138,14 +139,14 @@ class _Engine:
         return _energy(energy_j - covers_j, g_per_j)
 
     def begin(self, number: int) -> None:
-        """A request begins: it shares the part that another began just before, or has a new one."""
+        """Add a request; it shares the part that another request began just before, or begins a new part."""
         self.requests[number] = _Energy()
         if self.comes_later:
             self.parts.append(_Part(self.parts[-1].number + 1, begins=True))
         self.since[number] = self.parts[-1].number
 
     def keep(self, spent: _Energy, lasts_s: float) -> None:
-        """Joules of a reading over so many seconds, to be divided with those of the stretch."""
+        """Keep the joules of a reading over ``lasts_s`` seconds, to be divided with those of the stretch."""
         self.parts[-1].lasts_s += lasts_s
         self.parts[-1].spent.add(spent)
         for number, tokens in self.moved.items():
@@ -176,7 +177,7 @@ class _Engine:
         return lasts_s >= _STRETCH_S and self.steps_seen
 
     def shares(self, part: _Part) -> dict[int, float]:
-        """The share of each request in a part; none while nothing moved."""
+        """The share of each request in a part; empty while no tokens moved."""
         weights = self.whole if self.all_whole else self.shared
         if not weights or (part.spent.energy_j == 0 and part.spent.energy_known):
             return {}
@@ -187,7 +188,7 @@ class _Engine:
 
     @property
     def pending(self) -> _Energy:
-        """Energy not divided yet that requests which moved will pay."""
+        """Energy that is not divided yet and that the requests will pay for."""
         found = _Energy()
         if self.requests and (self.all_whole or any(self.shared.values())):
             for part in self.parts:
@@ -195,20 +196,20 @@ class _Engine:
         return found
 
     def forget(self, number: int) -> None:
-        """A request is gone."""
+        """Remove a request that has ended from the stretch."""
         self.since.pop(number, None)
         self.shared.pop(number, None)
         self.written.pop(number, None)
 
     @property
     def j_per_token(self) -> float:
-        """Joules of a token of late; NaN while no reading says."""
+        """Joules of a token over the latest readings; NaN while there are none."""
         tokens = math.fsum(tokens for _, tokens in self.late)
         return math.fsum(energy_j for energy_j, _ in self.late) / tokens if tokens > 0 else math.nan
 
 
 class TokenBook:
-    """The joules of the engines of one machine. Requests are known by number."""
+    """Books the joules of the engines of one machine on their requests, which are identified by number."""
 
     __slots__ = ("_engines", "_idle_j", "_requests_g", "_requests_j", "_total_j")
 
@@ -218,7 +219,7 @@ class TokenBook:
 
     @property
     def totals(self) -> EnergyTotals:
-        """The sums up to the last ``settle``; what was charged ahead of the meters is not among them."""
+        """The sums up to the last ``settle``; joules charged ahead of the meters are not included."""
         ahead_j = math.fsum(max(0.0, state.ahead_j) for state in self._engines.values())
         ahead_g = ahead_j * self._requests_g / self._requests_j if ahead_j > 0 else 0.0
         pending = [state.pending for state in self._engines.values()]
@@ -237,14 +238,14 @@ class TokenBook:
         return number not in state.whole and not math.isnan(state.j_per_token)
 
     def began(self, engine: str, number: int, whole_tokens: float = 0.0) -> None:
-        """A request was given to an engine; ``settle`` first.
+        """Register a request that was given to an engine; call ``settle`` first.
 
         Args:
             engine, number: Where the request runs, and its number.
             whole_tokens: Its tokens, if it is answered whole; 0 for a request whose progress is seen.
 
         Raises:
-            DataError: It is there already.
+            DataError: The request is registered already.
         """
         state = self._engines.setdefault(engine, _Engine())
         if number in state.requests:
@@ -256,7 +257,7 @@ class TokenBook:
             state.whole[number] = whole_tokens
 
     def share_engine(self, engine: str, own_ratio: float) -> None:
-        """From now on this share of an engine's joules is its requests'; the rest, of other clients, is unattributed.
+        """Set the share of an engine's joules that is its requests'; the rest, of other clients, is unattributed.
 
         Raises:
             DataError: The share is not within 0 and 1.
@@ -266,7 +267,7 @@ class TokenBook:
         self._engines.setdefault(engine, _Engine()).own_ratio = own_ratio
 
     def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:
-        """Tokens of a request that its engine read or wrote since the last call for it.
+        """Count the tokens of a request that its engine read or wrote since the last call for it.
 
         Args:
             engine, number: Where the request runs, and its number.
@@ -289,9 +290,9 @@ class TokenBook:
         """Book the joules since the last call.
 
         Args:
-            total_j: Metered.
+            total_j: Joules metered.
             idle_j: Idle part of it.
-            engines_j: What each engine used of the rest; NaN where it is not known.
+            engines_j: Joules of the rest that each engine used; NaN where not known.
             g_per_j: Grams of a joule, facility overhead included; NaN while unknown.
             lasts_s: Seconds since the last call, of engines whose joules are divided over stretches; those of the
                 others are divided now.
@@ -315,11 +316,11 @@ class TokenBook:
                     self._hand_out(state)
 
     def ended(self, engine: str, number: int, unread_j: float = math.inf) -> tuple[float | None, float | None]:
-        """A request left its engine: its joules and its grams, None where unknown.
+        """Remove a request that left its engine; return its joules and its grams, None where unknown.
 
         Args:
             engine, number: Where it ran, and its number. ``settle`` first, or see :meth:`can_charge_ahead`.
-            unread_j: What the engine can have used since the last reading: no more is charged ahead.
+            unread_j: Most joules that the engine can have used since the last reading: no more is charged ahead.
         """
         state = self._engines[engine]
         for part in state.parts:

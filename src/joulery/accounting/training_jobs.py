@@ -1,8 +1,8 @@
-"""Cost and efficiency of a training job from successive looks at it (GREEN, NSDI'25, sections 4 and 5.1).
+"""Cost and efficiency of a training job from successive observations of it (GREEN, NSDI'25, sections 4 and 5.1).
 
 Efficiency is progress per joule over a window at one number of slots. A window opens at the first progress after a
-start, so restoring a checkpoint is not in it, and is read where progress moves, so whole epochs are compared with the
-energy they took.
+start, so it excludes the restoring of a checkpoint. It is evaluated where progress moves, so whole epochs are compared
+with the energy they took.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ LEAST_DEGRADATION, MOST_DEGRADATION = 0.05, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a job, and its energy since the look before.
+    """One observation of a job, with its energy since the observation before.
 
     Attributes:
-        t_s: When, Unix seconds.
-        elapsed_s: Time since the look before; at least 0, whatever the clock was set to.
+        t_s: Time of the observation, Unix seconds.
+        elapsed_s: Time since the observation before; at least 0, even where the clock was set back.
         slots: Slots it holds; 0 while it waits.
-        restarts: How often it was started again.
+        restarts: Number of times that it was restarted.
         progress_ratio: Share of its work that is done; NaN where it does not report progress.
         energy_j, slot_j: Energy of the job and of its slots since then; NaN where nothing measures it.
-        quality: Of that energy.
+        quality: Quality of that energy.
         run: Its present run, or its last one; None where the cluster times no runs.
         covered_s: Time on slots that the energy covers; NaN for all of it.
     """
@@ -53,7 +53,7 @@ class JobWindow:
     """An undisturbed stretch on one number of slots.
 
     Attributes:
-        slots, restarts: Which stretch it is.
+        slots, restarts: Slots and restarts of the job, which identify the stretch.
         first_ratio: Progress at the start; NaN before any was seen.
         open_ratio: Progress where the window opened; NaN while it is still closed.
         elapsed_s, energy_j, slot_j, looks: Sums since it opened.
@@ -134,7 +134,7 @@ class MeasureRules:
 
     Attributes:
         least_s: Shortest window.
-        least_looks: Fewest looks in it.
+        least_looks: Fewest observations in it.
     """
 
     least_s: float = 300.0
@@ -142,16 +142,16 @@ class MeasureRules:
 
 
 def observe(tally: Tally, look: Look, rules: MeasureRules, carbon: CarbonSeries | None) -> Tally:
-    """The tally after one more look; energy and time only grow.
+    """The tally after one more observation; energy and time only grow.
 
-    The time on slots is that of the job's runs, whenever it is looked at, where the cluster times them; else the time
-    between looks at which it held slots.
+    The time on slots is that of the job's runs, whenever it is observed, where the cluster times them; else the time
+    between observations in which it held slots.
 
     Args:
-        tally: Before.
-        look: What was seen.
-        rules: When a window counts.
-        carbon: Intensity over the time since the look before; None or a gap where unknown.
+        tally: The tally before.
+        look: The observation.
+        rules: Conditions under which a window counts.
+        carbon: Intensity over the time since the observation before; None or a gap where unknown.
     """
     changes, window = _charged(tally, look, carbon), tally.window
     changes["progress_ratio"] = _later(tally.progress_ratio, look.progress_ratio)
@@ -172,7 +172,7 @@ def job_grams(energy_j: float, t0_s: float, t1_s: float, carbon: CarbonSeries | 
 
 
 def _held_s(tally: Tally, look: Look) -> float:
-    """Time on slots to add: what the run of the job has grown by."""
+    """Time on slots to add: the growth of the job's run."""
     elapsed_s = look.elapsed_s if look.slots else 0.0
     if look.run is None:
         return elapsed_s
@@ -186,7 +186,7 @@ def _held_s(tally: Tally, look: Look) -> float:
 
 
 def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> dict[str, Any]:
-    """The fields of the tally that a look changes by its time and its energy, one copy for all of them."""
+    """The fields of the tally that an observation changes by its time and its energy, to be replaced in one copy."""
     held_s = _held_s(tally, look)
     slots = look.slots if look.run is None else look.run.slots
     changes: dict[str, Any] = {"executed_s": tally.executed_s + held_s, "slot_s": tally.slot_s + held_s * slots}
@@ -214,7 +214,7 @@ def _charged(tally: Tally, look: Look, carbon: CarbonSeries | None) -> dict[str,
 
 
 def _grown(window: JobWindow, look: Look) -> JobWindow:
-    """The window with one more look: still closed, opening now, or longer."""
+    """The window with one more observation: still closed, opening now, or longer."""
     ratio = look.progress_ratio
     if math.isnan(window.energy_j) and not math.isnan(look.energy_j):
         return JobWindow(window.slots, window.restarts, first_ratio=ratio)  # from here on it is measured
@@ -233,7 +233,7 @@ def _grown(window: JobWindow, look: Look) -> JobWindow:
 
 
 def _measured(tally: Tally, look: Look, rules: MeasureRules) -> Tally:
-    """Read the window where progress moved and it is long enough."""
+    """Evaluate the window where progress moved and it is long enough."""
     window = tally.window
     assert window is not None
     moved = look.progress_ratio > window.last_ratio

@@ -1,1 +1,1 @@
-"""The outside world, one file a vendor, each with a fake: meters, carbon, engines, devices, clusters, tracers."""
+"""Adapters to meters, carbon services, engines, devices, clusters and tracers; one file a vendor, each with a fake."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PERIOD_US = 10_000
 MIN_QUOTA_US = 1_000
-"""The kernel takes no smaller quota."""
+"""Smallest quota that the kernel accepts."""
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 DELEGATE = "systemd-run --user --scope -p Delegate=yes -- joulery ..."
@@ -39,7 +39,7 @@ _RUN_GROUP = re.compile(r"joulery-(\d+)")
 
 
 class GroupFiles:
-    """The few file operations that control groups need; a test replaces it by a tree that behaves like the kernel's."""
+    """File operations on control groups; tests replace them with a tree that behaves like the kernel's."""
 
     def write(self, path: Path, text: str) -> None:
         """Write ``text`` to a control file."""
@@ -63,9 +63,9 @@ class CpuGroups:
     """Groups of processes with a CPU quota below the group this process is in.
 
     Args:
-        base: The group below which to create.
+        base: Folder of the parent group.
         unified: True for version 2.
-        files: How to touch them.
+        files: File operations on the groups.
     """
 
     def __init__(self, base: Path, *, unified: bool, files: GroupFiles) -> None:
@@ -77,10 +77,10 @@ class CpuGroups:
 
     @classmethod
     def find(cls, root: Path = ROOT, membership: Path = MEMBERSHIP, files: GroupFiles | None = None) -> CpuGroups:
-        """The groups of this machine, whichever version holds the ``cpu`` controller.
+        """The groups of this machine, in the control group version that has the ``cpu`` controller.
 
         Raises:
-            CapabilityError: Neither does.
+            CapabilityError: Neither version offers the controller.
         """
         paths: dict[str, str] = {}
         for line in membership.read_text().splitlines() if membership.exists() else ():
@@ -104,7 +104,7 @@ class CpuGroups:
         )
 
     def add(self, name: str, pid: int, slice_: Slice) -> Path:
-        """Put a process and its future children under the quota of ``slice_``; the group's folder.
+        """Limit a process and its future children to the quota of ``slice_``; return the group's folder.
 
         Raises:
             CapabilityError: The share is too small for the kernel, or this user may not create groups.
@@ -143,14 +143,14 @@ class CpuGroups:
             self._files.remove(group)
 
     def sweep(self) -> None:
-        """Remove the groups of engines that are no more."""
+        """Remove the groups of engines that have ended."""
         for group in self.base.glob("joulery-*-*"):
             match = _REPLICA_GROUP.match(group.name)
             if match and not self._files.alive(int(match[1])):
                 self.remove(group)
 
     def _prepare(self) -> None:
-        """Version 2 only: hand the controller down, which the kernel refuses while the group itself holds processes."""
+        """Enable the controller for child groups (version 2); the kernel refuses while the group holds processes."""
         if self._prepared or not self.unified:
             return
         control = self.base / "cgroup.subtree_control"
@@ -163,7 +163,7 @@ class CpuGroups:
         self._prepared = True
 
     def _step_aside(self, control: Path) -> None:
-        """Move this process into a leaf of its own and try again; back when others are in the way."""
+        """Move this process into a leaf group and try again; move it back if the kernel still refuses."""
         leaf = self.base / f"joulery-{self._pid}-engine"
         self._files.make(leaf)
         self._files.write(leaf / "cgroup.procs", str(self._pid))
@@ -188,7 +188,7 @@ class RunGroup:
     per_cpu: bool
 
     def enter(self) -> None:
-        """Move this process into it.
+        """Move this process into the group.
 
         Raises:
             OSError: The kernel refuses.
@@ -206,7 +206,7 @@ class RunGroup:
     def remove(self) -> None:
         """Move remaining processes (daemons of the program) one group up and delete the group.
 
-        Safe to call twice. A group that cannot be emptied stays: the kernel deletes nothing that runs.
+        Safe to call twice. A group that cannot be emptied stays: the kernel deletes no group with processes.
         """
         for _ in range(10):
             try:
@@ -243,7 +243,7 @@ def make_group(pid: int, proc: Path = Path("/proc")) -> RunGroup:
         proc: Where the kernel shows its processes.
 
     Raises:
-        CapabilityError: No hierarchy allows it; the message says why for each.
+        CapabilityError: No hierarchy allows it; the message states the reason for each.
     """
     reasons = []
     for place, per_cpu in _places(proc):
@@ -278,7 +278,7 @@ def _sweep(place: Path, proc: Path) -> None:
 
 
 class GroupTree:
-    """CPU seconds of everything that ran in a group, socket by socket."""
+    """Reader of the CPU seconds that the processes of a group have used, by socket."""
 
     def __init__(
         self, group: RunGroup, usage_fd: int, procs_fd: int, slot_of_cpu: tuple[int, ...], sockets: int
@@ -295,7 +295,7 @@ class GroupTree:
         return self._pids
 
     def discover(self) -> None:
-        """Look which processes are in the group."""
+        """Read which processes are in the group."""
         text = b""
         while chunk := os.pread(self._procs_fd, 65536, len(text)):
             text += chunk
@@ -321,10 +321,10 @@ class GroupTree:
 
 
 def open_group(group: RunGroup, sockets: tuple[int, ...], socket_of_cpu: Mapping[int, int]) -> GroupTree:
-    """Read a group.
+    """Open the counters of a group.
 
     Raises:
-        CapabilityError: It is gone, or it counts no CPU time socket by socket and there are several.
+        CapabilityError: The group is gone, or there are several sockets and it does not count each.
     """
     if len(sockets) > 1 and not group.per_cpu:
         raise CapabilityError(f"{group.path} does not count each socket", resource=str(group.path))
@@ -348,7 +348,7 @@ def _open(file: Path) -> int:
 
 
 def _places(proc: Path) -> list[tuple[Path, bool]]:
-    """(folder of this process's own group, counts CPU by CPU) in each usable hierarchy, version 2 first."""
+    """Folder of this process's group in each usable hierarchy, and whether it counts each CPU; version 2 first."""
     own: dict[str, str] = {}
     for line in _lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)

@@ -1,7 +1,7 @@
-"""XLA programs in HLO text, taken apart into modules, computations and instructions.
+"""Parser of XLA programs in HLO text: modules, computations and instructions.
 
-``jax.jit(f).lower(x).compile().as_text()`` and XLA's dumps print it. What an instruction means is for those who read
-it: :mod:`joulery.adapters.graphs.hlo` counts its arithmetic, :mod:`joulery.adapters.tracers.xla.hlo` reads its name.
+``jax.jit(f).lower(x).compile().as_text()`` and XLA's dumps print this text. Instructions are interpreted elsewhere:
+:mod:`joulery.adapters.graphs.hlo` counts their arithmetic, :mod:`joulery.adapters.tracers.xla.hlo` reads their names.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)$")
 
 
 class HloInstruction(NamedTuple):
-    """One instruction.
+    """One instruction of a computation.
 
     Attributes:
         name: Its name in the module.
         root: Whether it gives the result of its computation.
-        text: What stands after the equals sign: shape, opcode, operands, attributes, metadata.
+        text: Text after the equals sign: shape, opcode, operands, attributes, metadata.
     """
 
     name: str
@@ -33,12 +33,12 @@ class HloInstruction(NamedTuple):
 
 @dataclass(slots=True)
 class HloModule:
-    """One program.
+    """One XLA program.
 
     Attributes:
         name: Its name.
         computations: The instructions of each computation.
-        entry: The computation where it starts; empty where the text does not say.
+        entry: Name of the computation where it starts; empty where the text names none.
         tables: Rows of the tables of files, functions, places and stack frames, in order; they count from 1.
     """
 

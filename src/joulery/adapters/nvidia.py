@@ -1,4 +1,4 @@
-"""The NVIDIA driver, opened through ``nvidia-ml-py`` (imported when asked for): what meters and devices share."""
+"""Access to the NVIDIA driver through ``nvidia-ml-py`` (imported on first use), shared by meters and devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from joulery.domain.errors import CapabilityError
 
 
 def open_driver(nvml: Any = None) -> Any:
-    """The module ``pynvml``, initialised once more; ``nvmlShutdown`` ends that.
+    """Initialise NVML and return the module ``pynvml``; ``nvmlShutdown`` undoes one initialisation.
 
     Args:
         nvml: The module, or one that behaves like it; imported when not given.
@@ -49,7 +49,7 @@ class ComputeMode(StrEnum):
     DEFAULT = "default"
     """Any number."""
     EXCLUSIVE = "exclusive-process"
-    """One at a time: the daemon of MPS shares it."""
+    """One at a time; under MPS it is the daemon, which shares the board."""
     PROHIBITED = "prohibited"
     """None."""
 
@@ -68,5 +68,5 @@ def compute_mode(nvml: Any, handle: Any) -> ComputeMode:
 
 
 def text(value: str | bytes) -> str:
-    """A string of the driver: older bindings give bytes."""
+    """A string of the driver as ``str``; older bindings return bytes."""
     return value.decode() if isinstance(value, bytes) else value

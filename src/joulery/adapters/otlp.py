@@ -16,7 +16,7 @@ def collector_address(text: str) -> SplitResult:
     """The address of a collector's metrics endpoint; its path is ``/v1/metrics`` unless given.
 
     Raises:
-        ConfigError: It is no such address.
+        ConfigError: The text is not such an address.
     """
     try:
         parts = urlsplit(text)
@@ -31,10 +31,10 @@ def collector_address(text: str) -> SplitResult:
 
 
 def push(address: SplitResult, body: bytes, timeout_s: float = TIMEOUT_S) -> None:
-    """Post a body.
+    """Post a body of metrics to the collector.
 
     Raises:
-        CapabilityError: The collector does not take it.
+        CapabilityError: The collector does not answer, or refuses the metrics.
     """
     make = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     connection = make(address.hostname or "", address.port, timeout=timeout_s)

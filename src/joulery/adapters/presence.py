@@ -1,6 +1,6 @@
 """Detection of vendors' drivers before their modules are imported, since most machines have few.
 
-The sampler of every run starts with these questions. What they cannot exclude is answered by the module itself.
+The sampler of every run starts with these checks. The vendor's own module decides what they cannot exclude.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from joulery.domain.errors import CapabilityError
 
 NVIDIA = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
-"""Traces of NVIDIA's driver: the last one under WSL."""
+"""Paths that indicate NVIDIA's driver; the last one exists under WSL."""
 NVML = "libnvidia-ml.so.1"
 AMD = "/dev/kfd"
 SYS = Path("/sys")
@@ -20,9 +20,9 @@ SYS = Path("/sys")
 
 
 def require_nvidia() -> None:
-    """Refuse a machine that shows neither a trace of the driver nor its library.
+    """Raise unless there is a trace of NVIDIA's driver, or its library.
 
-    A program that has imported ``pynvml`` already asks that.
+    A program that has imported ``pynvml`` passes: that module makes the check itself.
 
     Raises:
         CapabilityError: There is no NVIDIA driver.
@@ -36,7 +36,7 @@ def require_nvidia() -> None:
 
 
 def no_nvidia() -> CapabilityError:
-    """The error where the driver's library is missing."""
+    """The error for a missing library of NVIDIA's driver."""
     return CapabilityError(
         f"no NVIDIA driver here ({NVML} is not there)",
         resource=NVML,
@@ -45,20 +45,20 @@ def no_nvidia() -> CapabilityError:
 
 
 def require_amd() -> None:
-    """Refuse a machine without AMD's compute driver.
+    """Raise unless the machine has AMD's compute driver.
 
     Raises:
-        CapabilityError: There is none.
+        CapabilityError: There is no AMD driver.
     """
     if not Path(AMD).exists():
         raise CapabilityError("no AMD GPU driver here", resource=AMD)
 
 
 def require_ina3221(root: Path = SYS) -> None:
-    """Refuse a machine without the power monitor of Jetson modules.
+    """Raise unless the machine has the power monitor of Jetson modules.
 
     Raises:
-        CapabilityError: The kernel shows none.
+        CapabilityError: The kernel reports no such monitor.
     """
     for name in root.glob("class/hwmon/hwmon*/name"):
         try:

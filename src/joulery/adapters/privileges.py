@@ -11,11 +11,11 @@ from joulery.domain.errors import CapabilityError, ConfigError
 
 _CAP_SYS_ADMIN = 21
 _FIRST_USER_NAMESPACE = "user:[4026531837]"
-"""The machine's own user namespace (``PROC_USER_INIT_INO``): drivers ask for capabilities there."""
+"""The machine's own user namespace (``PROC_USER_INIT_INO``): drivers check capabilities there."""
 
 
 def may_administer(proc: Path = Path("/proc/self")) -> bool:
-    """Whether ``capable(CAP_SYS_ADMIN)`` holds, which NVIDIA's driver asks before it sets clocks, limits or partitions.
+    """Whether ``capable(CAP_SYS_ADMIN)`` holds: NVIDIA's driver checks it before setting clocks, limits or partitions.
 
     Root without the capability (an ordinary container) may not; another user with it may; root of a user namespace
     (a rootless container) may not.
@@ -36,7 +36,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def become(user: str) -> None:
-    """Become another user for good, with none of this one's groups; open files stay open.
+    """Switch this process to another user permanently and drop its other groups; open files stay open.
 
     Raises:
         ConfigError: There is no such user.

@@ -2,7 +2,7 @@
 
 The control group of a process names its job of Slurm (``.../job_7/step_0``), its pod of Kubernetes, its container, its
 systemd service or its user's session; no environment, argument or open file is read. The CPU time of a workload is that
-of its control group where the kernel counts it (processes that came and went included), else the sum of its living
+of its control group where the kernel counts it (processes that have ended included), else the sum of its living
 processes. A process outside any such group is a workload by the name of its command.
 """
 
@@ -40,7 +40,7 @@ class _Process:
 
 
 class ProcessTable:
-    """Every process of a node and its workload. The first reading sets the marks: its times are 0.
+    """Table of a node's processes, with the workload of each. The first reading is the baseline: its times are 0.
 
     Args:
         proc: Where the kernel shows processes.
@@ -91,7 +91,7 @@ class ProcessTable:
         return frozenset(found)
 
     def _scan(self) -> dict[int, float]:
-        """Look at every process; CPU seconds of each since the scan before."""
+        """Read every process; return the CPU seconds of each since the scan before."""
         spent: dict[int, float] = {}
         alive: dict[int, _Process] = {}
         for name in _names(self._proc):
@@ -162,7 +162,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _used_s(file: Path) -> float:
-    """CPU seconds that a control group has used; -1 where it does not say."""
+    """CPU seconds that a control group has used; -1 where they cannot be read."""
     try:
         text = file.read_text()
         if file.name == "cpuacct.usage":
@@ -178,9 +178,9 @@ _FORWARDERS = frozenset({"docker-proxy", "rootlessport", "slirp4netns", "pasta",
 
 
 def listener(port: int, proc: Path = Path("/proc")) -> int:
-    """The process that listens on a TCP port here, the oldest of several; 0 where none is found or may be looked at.
+    """Id of the process that listens on a TCP port here, the lowest of several; 0 where none is found or accessible.
 
-    One that only forwards requests is none. Looking at the sockets of other users' processes needs root.
+    Processes that only forward requests are ignored. Reading the sockets of other users' processes needs root.
     """
     inodes = set()
     for table in ("tcp", "tcp6"):

@@ -1,1 +1,1 @@
-"""One module a use case: reads the site file and wires adapters to live loops. Nothing below imports it."""
+"""Use cases of joulery, a module each: read the site file, wire adapters to live loops. No lower layer imports them."""

@@ -1,5 +1,5 @@
-"""Checks of this machine: what can be read and set, what is missing, and the line that grants it. Nothing is changed,
-and no network is touched; the sampler runs for a moment to see that it does.
+"""Checks of this machine: which meters and settings it has, which permissions are missing, and the commands that grant
+them. Nothing is changed, and no network is used; the sampler runs for a moment as a test.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ LOOK_S = 0.3
 
 
 class Status(StrEnum):
-    """Status of what was checked."""
+    """Outcome of a check."""
 
     OK = "ok"
     """It works."""
     PARTLY = "partly"
-    """It works with less than there could be."""
+    """It works, with limitations."""
     DENIED = "denied"
-    """It is here and not permitted: the check says what grants it."""
+    """It exists and is not permitted: the check contains the command that grants it."""
     ABSENT = "absent"
-    """It is not here."""
+    """It is not available here."""
 
 
 @runtime_checkable
@@ -56,21 +56,21 @@ class Closing(Protocol):
     """A device that holds a driver open."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the driver."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
         area: ``energy``, ``share``, ``settings``, ``carbon``, ``slurm``, ``kueue``.
-        name: What was looked at.
-        status: How it stands.
-        detail: In words.
-        grant: The exact line that grants it; empty where there is nothing to grant.
-        advice: What else helps; empty where nothing does.
+        name: Meter, setting or source that was checked.
+        status: Outcome of the check.
+        detail: Outcome as text.
+        grant: The exact command that grants the permission; empty where there is nothing to grant.
+        advice: Other advice; empty where there is none.
     """
 
     area: str
@@ -91,7 +91,7 @@ class MachineReport:
 
 
 def examine(machine: MachineReport | None = None) -> tuple[Check, ...]:
-    """Look at everything."""
+    """Run all checks of this machine."""
     machine = machine or MachineReport()
     found = list(energy())
     boards = any(check.name.startswith("nvml") and check.status is Status.OK for check in found)
@@ -135,7 +135,7 @@ def energy(open_: Callable[[MeterSpec], Meter] = open_meter) -> Iterable[Check]:
 
 
 def _watts(meter: Meter) -> str:
-    """The power of each channel over a moment."""
+    """Measure the present power of each channel, as text."""
     before, start_s = meter.read(), time.monotonic()
     time.sleep(LOOK_S)
     after, seconds = meter.read(), time.monotonic() - start_s
@@ -147,7 +147,7 @@ def _watts(meter: Meter) -> str:
 
 
 def sampler() -> Check:
-    """Whether the sampler runs, and what it takes."""
+    """Check that the sampler runs."""
     with tempfile.TemporaryDirectory(prefix="joulery-") as folder:
         config = SamplerConfig(folder, os.getpid(), os.getpid(), True, PERIOD_S, MAX_CPU_RATIO)
         try:
@@ -199,7 +199,7 @@ def cpu_power_limit() -> Check:
 
 
 def gpu_settings(open_: Callable[[DeviceSpec], Device[Any]] = open_device) -> Iterable[Check]:
-    """Checks of the settings of each NVIDIA GPU: clock, power limit, cut, whether it is shared. Nothing is set."""
+    """Checks of the settings of each NVIDIA GPU: clock, power limit, MIG partitions, MPS. Nothing is set."""
     number = 0
     while True:
         for kind, what in _GPU_KNOBS:
@@ -218,7 +218,7 @@ def gpu_settings(open_: Callable[[DeviceSpec], Device[Any]] = open_device) -> It
 
 
 def gpu_setting(name: str, able: DeviceCapability) -> Check:
-    """One knob of a GPU or of the CPUs."""
+    """Check of one setting of a GPU or of the CPUs."""
     offers = ""
     if able.clocks_mhz:
         offers = f"; {len(able.clocks_mhz)} clocks, {able.clocks_mhz[0]:g} to {able.clocks_mhz[-1]:g} MHz"
@@ -282,7 +282,7 @@ def perf(machine: MachineReport) -> Check:
 
 
 def carbon(environ: Mapping[str, str]) -> Iterable[Check]:
-    """Checks of the sources of carbon intensity. No service is asked."""
+    """Checks of the sources of carbon intensity. No service is contacted."""
     yield Check(
         "carbon", "without a network", Status.OK, '--carbon FILE, --carbon "250 g/kWh", --zone typical:GB (FR, DE)'
     )
@@ -307,7 +307,7 @@ def carbon(environ: Mapping[str, str]) -> Iterable[Check]:
 
 
 def slurm(run: Runner | None = None) -> Iterable[Check]:
-    """The rights of this user in the Slurm whose commands are on PATH; each is used on a held job that is cancelled."""
+    """Checks of this user's rights in the Slurm on PATH; each is tried on a held job, which is then cancelled."""
     try:
         rights = slurm_rights(run or command_runner(_SLURM_S))
     except CapabilityError as error:
@@ -319,7 +319,7 @@ def slurm(run: Runner | None = None) -> Iterable[Check]:
 
 
 def kueue(api: KubernetesApi | None = None) -> Iterable[Check]:
-    """The rights of this user in Kueue, as the API server answers; nothing is changed."""
+    """Checks of this user's rights in Kueue, as the API server reports them; nothing is changed."""
     try:
         opened = api or KubernetesApi(find_access(), _SLURM_S)
         try:
@@ -335,7 +335,7 @@ def kueue(api: KubernetesApi | None = None) -> Iterable[Check]:
 
 
 def refusal(area: str, name: str, error: CapabilityError) -> Check:
-    """An error as a check."""
+    """Turn an error into a check."""
     if error.grant:
         return Check(area, name, Status.DENIED, str(error), error.grant)
     return Check(area, name, Status.ABSENT, str(error), advice=error.hint)

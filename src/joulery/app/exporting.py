@@ -1,6 +1,6 @@
-"""The node exporter: opens what this node has, samples it, and publishes. Started without a site file, to stay small.
+"""The node exporter: samples the meters of this node and publishes metrics. It reads no site file, to save memory.
 
-``joulery export`` checks its flags, then becomes a process that is given :class:`ExportConfig`.
+``joulery export`` checks its flags, then replaces itself with a process that receives :class:`ExportConfig`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LONGEST_S = 60.0
 _GPUS = re.compile(r"(.+)@(gpu:\d+(?:,gpu:\d+)*)")
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
 _LOCK = "\0joulery-export"
-"""An abstract socket: it is gone with its process, however that ends."""
+"""Name of an abstract socket: the kernel removes it with its process, however that ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ class ExportConfig:
 
     Attributes:
         host, port: Where it listens.
-        once: Print one scrape and end.
+        once: Whether to print one scrape and end.
         sample_s: Sampling interval.
-        engine_s: Time between two looks at the engines.
+        engine_s: Time between two readings of the engines' counters.
         meters: Meters as on the command line; the preferred ones of this machine when empty.
         engines: ``URL`` or ``URL@gpu:0,gpu:1``.
-        carbon: Flags of the carbon intensity.
+        carbon: Flags that name the source of carbon intensity.
         pue: Facility energy per IT energy.
-        otlp: Where metrics are pushed to; empty for nowhere.
+        otlp: Address that metrics are pushed to; empty to push none.
         otlp_s: Time between two pushes.
-        user: User to become once meters are open; empty to stay.
-        beside: Run although another exporter runs on this node.
-        as_json: Write the address as JSON once it listens.
+        user: User to switch to once meters are open; empty to keep the present one.
+        beside: Whether to run although another exporter runs on this node.
+        as_json: Whether to write the address as JSON once the exporter listens.
     """
 
     host: str = LOOPBACK
@@ -96,7 +96,7 @@ class ExportConfig:
         """The reverse of :meth:`to_json`.
 
         Raises:
-            ConfigError: It did not write this.
+            ConfigError: The text was not written by :meth:`to_json`.
         """
         try:
             fields = json.loads(text)
@@ -106,13 +106,13 @@ class ExportConfig:
 
 
 class EngineAt:
-    """An engine behind its metrics page."""
+    """Reads the counters of an engine from its metrics page."""
 
     def __init__(self, address: SplitResult) -> None:
         self._address = address
 
     def counters(self) -> EngineCounters:
-        """Its counters; ``trtllm-serve`` prints JSON on ``/metrics`` and its counters elsewhere."""
+        """Counters of the engine; ``trtllm-serve`` serves JSON on ``/metrics`` and its counters elsewhere."""
         page = scrape(self._address)
         if page.lstrip()[:1] in ("[", "{") and self._address.path == "/metrics":
             self._address = self._address._replace(path="/prometheus/metrics")
@@ -123,7 +123,7 @@ class EngineAt:
             raise DataError(f"{self._address.geturl()}: {error}", hint=error.hint) from error
 
     def process(self) -> int:
-        """The process that listens at its port; 0 where it is on another host or hidden."""
+        """Process id that listens on the engine's port; 0 where it is on another host or hidden."""
         host = self._address.hostname or ""
         if host not in _LOCAL and host != platform.node():
             return 0
@@ -131,10 +131,10 @@ class EngineAt:
 
 
 def engine_spec(text: str) -> EngineSpec:
-    """An engine as it is named on the command line.
+    """Parse an engine as named on the command line.
 
     Raises:
-        ConfigError: It is no address, or what follows ``@`` are no GPUs.
+        ConfigError: The text is not an address, or does not name GPUs after ``@``.
     """
     address, gpus = text, ()
     if match := _GPUS.fullmatch(text.strip()):
@@ -145,10 +145,10 @@ def engine_spec(text: str) -> EngineSpec:
 
 
 def engine_specs(texts: tuple[str, ...]) -> tuple[EngineSpec, ...]:
-    """All engines of the command line.
+    """Parse all engines of the command line.
 
     Raises:
-        ConfigError: One is wrong, is named twice, or two own the same GPU.
+        ConfigError: An engine is wrong, is named twice, or two own the same GPU.
     """
     specs = tuple(engine_spec(text) for text in texts)
     for number, spec in enumerate(specs):
@@ -165,10 +165,10 @@ def engine_specs(texts: tuple[str, ...]) -> tuple[EngineSpec, ...]:
 
 
 def check(config: ExportConfig) -> None:
-    """Look at all that can be wrong before anything is opened.
+    """Check the configuration before anything is opened.
 
     Raises:
-        ConfigError: What is wrong.
+        ConfigError: A setting is wrong.
     """
     for text in config.meters:
         parse_meter(text)
@@ -192,8 +192,8 @@ def run_exporter(config: ExportConfig, say: Callable[[str], None], write: Callab
     """Export until a signal ends it, or print one scrape.
 
     Args:
-        config: Its settings.
-        say: Receives what a person should know, one sentence each.
+        config: Settings of the exporter.
+        say: Receives messages for the user, one sentence each.
         write: Receives the scrape of ``once``, or the address with ``as_json``.
 
     Raises:
@@ -273,7 +273,7 @@ def _loop(node: NodeExporter, config: ExportConfig, stop: threading.Event, pushe
 
 
 def next_interval_s(asked_s: float, spent_s: float) -> float:
-    """Time to the next sample: the one asked for, or longer where the last one took too much of a core.
+    """Time to the next sample: the configured one, or longer where the last sample took too much of a core.
 
     Args:
         asked_s: Sampling interval.
@@ -295,7 +295,7 @@ def _wait(node: NodeExporter, sample_s: float, stop: threading.Event) -> bool:
 
 
 class _Pusher:
-    """Pushes to a collector; what fails is made up for by the next push, because sums are cumulative."""
+    """Pushes metrics to a collector; the next push makes up for a failed one, because sums are cumulative."""
 
     def __init__(self, node: NodeExporter, address: SplitResult, start_ns: int, say: Callable[[str], None]) -> None:
         self._node, self._address, self._start_ns, self._say = node, address, start_ns, say
@@ -323,7 +323,7 @@ def _late(node: NodeExporter) -> str:
 
 @contextmanager
 def _only_one() -> Iterator[None]:
-    """Hold the node's place for one exporter: two would be added up by sums over targets."""
+    """Ensure that one exporter runs on the node: sums over targets would count the energy of two twice."""
     with socket.socket(socket.AF_UNIX) as held:
         try:
             held.bind(_LOCK)
@@ -336,7 +336,7 @@ def _only_one() -> Iterator[None]:
 
 
 def _once_each(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Say each sentence once in a row of the latest ones: a fault that flaps must not fill a disk."""
+    """Suppress repetitions of a message within an hour: an intermittent fault must not fill a disk."""
     latest: dict[str, float] = {}
 
     def say_once(text: str) -> None:
@@ -357,5 +357,5 @@ def main_arguments(config: ExportConfig) -> list[str]:
 
 
 def replace_process(config: ExportConfig) -> None:
-    """Become the exporter: reading flags takes more memory than exporting."""
+    """Replace this process with the exporter: parsing flags takes more memory than exporting."""
     os.execv(sys.executable, main_arguments(config))

@@ -1,7 +1,7 @@
-"""Program ``python -m joulery.app.intensity JSON``: prints the carbon intensity of now as one JSON object, and ends.
+"""Program ``python -m joulery.app.intensity JSON``: prints the current carbon intensity as one JSON object.
 
-The exporter asks it every few minutes: sources need an HTTP client and the parser of site files, which take more memory
-than the exporter may.
+The exporter runs it every few minutes: sources need an HTTP client and the parser of site files, which take more
+memory than the exporter may use.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _KINDS: Mapping[str, type[JouleryError]] = {kind.kind: kind for kind in (Capabil
 
 
 def intensity_of_now(flags: Mapping[str, str]) -> Callable[[float], CarbonSeries]:
-    """A function that asks the source of ``flags`` in a process of its own: what is known around a time, Unix seconds.
+    """Return a function that reads the source of ``flags`` in a process of its own: the series around a Unix time.
 
-    The function raises JouleryError: the flags are wrong, or the source has no answer.
+    The function raises JouleryError if the flags are wrong or the source does not answer.
 
     Args:
         flags: ``zone``, ``carbon`` and so on, as on the command line.
@@ -55,7 +55,7 @@ def intensity_of_now(flags: Mapping[str, str]) -> Callable[[float], CarbonSeries
 
 
 def main(argument: str) -> int:
-    """Print the answer, or the error, as JSON; the exit code."""
+    """Print the series, or the error, as JSON; return the exit code."""
     from joulery.app.measuring import open_carbon
 
     asked = json.loads(argument)
@@ -89,7 +89,7 @@ def _encoded(series: CarbonSeries) -> dict[str, Any]:
 
 
 def _decoded(answer: Mapping[str, Any]) -> CarbonSeries:
-    """The series of an answer.
+    """Decode the series of an answer.
 
     Raises:
         JouleryError: The answer is an error.

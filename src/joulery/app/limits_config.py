@@ -1,4 +1,4 @@
-"""Settings of jobs' power limits, small enough for the agent of a node to hold without the reader of site files."""
+"""Settings of jobs' power limits, kept apart so that a node agent need not load the parser of site files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
-    """All that setting the limits of jobs needs to know.
+    """Settings of the power limits of jobs.
 
     Attributes:
-        eta, max_slowdown, min_ratio, trial_s, settle_s, period_s, review_s: Of the policy.
+        eta, max_slowdown, min_ratio, trial_s, settle_s, period_s, review_s: Settings of the policy.
         lease_s: How long a limit stays set after its last renewal.
-        progress: Folder of the files in which jobs report progress; None without.
-        known: Folder of what limits did to earlier jobs; None without.
+        progress: Folder of the files in which jobs report progress; None for none.
+        known: Folder with the measured effects of limits on earlier jobs; None for none.
     """
 
     eta: float

@@ -1,6 +1,6 @@
 """Measure a command or a block of Python with the meters, tracers and carbon sources of this machine.
 
-Imports little: a block starts its sampler first, and what else it needs beside it.
+Imports little at first: a block starts its sampler, and imports other modules while the sampler starts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 def open_carbon(flags: Mapping[str, str]) -> CarbonSource | None:
-    """The source of carbon intensity that flags describe; None, and nothing heavy imported, without flags.
+    """Open the source of carbon intensity that the flags describe; without flags, return None and import nothing heavy.
 
     Raises:
         JouleryError: The flags are wrong, or their source cannot be used.
@@ -68,7 +68,7 @@ def measure_command(
 ) -> Measured:
     """Run a command and measure it and its descendants, in a control group where this machine allows one.
 
-    Of several tasks that a launcher started on this node, the first measures them all; the others become the command.
+    Of several tasks that a launcher started on this node, the first measures all; the others execute the command only.
     Arguments and errors are those of :func:`joulery.runtime.measuring.measure.run_measured`.
     """
     from joulery.app.wiring.share import make_run_group
@@ -97,11 +97,11 @@ def run_tracing(framework: str, steps: str | None, estimator: Estimator) -> Trac
 
     Args:
         framework: ``torch``, ``jax`` or ``tensorflow``.
-        steps: Which steps, such as ``skip=1,warmup=1,active=3,repeat=3``; the default ones when None.
+        steps: Steps to record, such as ``skip=1,warmup=1,active=3,repeat=3``; the default ones when None.
         estimator: ``recency`` or ``regression``.
 
     Raises:
-        ConfigError: ``steps`` is not such a text.
+        ConfigError: ``steps`` does not have this form, or would record no step.
     """
     from joulery.app.wiring.tracers import open_tracer
     from joulery.domain.trace.tracing import Steps
@@ -111,10 +111,10 @@ def run_tracing(framework: str, steps: str | None, estimator: Estimator) -> Trac
 
 
 def open_monitor(runs: Path, period_s: float, meters: Sequence[str]) -> tuple[Monitor, Starlette]:
-    """A monitor of processes that ask for it, and its HTTP application.
+    """Create a monitor, which measures processes on request, and its HTTP application.
 
     Args:
-        runs: Folder of runs that are not given one.
+        runs: Folder for runs whose request names no folder.
         period_s: Time between two readings, seconds.
         meters: As on the command line; those this machine has when empty.
     """
@@ -157,14 +157,14 @@ def measure(
         carbon: A CSV or Parquet file with the intensity, or a stated one such as ``"250 g/kWh"``. Without ``zone`` and
             ``carbon`` no grams are known.
         column, time_column, timezone, scope, fill: How the file is read, as on the command line.
-        carbon_at: When the block is taken to have begun, for the intensity alone (labelled assumed).
+        carbon_at: Assumed start of the block, used only to look up the intensity (labelled assumed).
         owner: Owner that the run is charged to.
         out: Keep the run in this folder; nothing is kept when not given.
         period_s: Time between two readings, seconds, 0.001 to 1.
-        idle: How much of the machine's idle energy the block pays: ``whole``, ``share`` or ``none``.
+        idle: Part of the machine's idle energy that is charged to the block: ``whole``, ``share`` or ``none``.
         pue: Facility energy per IT energy.
         embodied_kg, lifetime_years: Kilograms of CO2-equivalent of making the machine, and the years over which they
-            are spread: the block is charged for its time (``footprint.embodied_g``).
+            are spread; the block is charged for its duration (``footprint.embodied_g``).
         meters: Meters to use, as on the command line (``["rapl", "nvml"]``); those this machine has when not given.
 
     Raises:
@@ -194,7 +194,7 @@ def measured(
     then: Callable[[Measurement], object] | None = None,
     **options: Any,
 ) -> Any:
-    """Measure each call of a function, a coroutine too, as :func:`measure` measures a block.
+    """Measure each call of a function or coroutine function, as :func:`measure` measures a block.
 
     ::
 
@@ -202,10 +202,11 @@ def measured(
         def train(): ...
 
     Args:
-        function: The function, where no option is given.
-        then: What to do with the measurement of a call that ended, well or not; prints it on standard error when not
-            given.
-        options: As for :func:`measure`. Each measures the whole process: of calls that overlap, each has all of it.
+        function: The function, when the decorator is used without options.
+        then: Called with the measurement of each call that has ended, also by an exception; when not given, the
+            measurement is printed on standard error.
+        options: As for :func:`measure`. Each call measures the whole process: calls that overlap each include all of
+            its energy.
 
     Raises:
         ConfigError, DataError, CapabilityError: As :func:`measure`, when the function is called.
@@ -242,17 +243,17 @@ def measured(
 
 
 def _specs(meters: Sequence[str]) -> tuple[MeterSpec, ...]:
-    """Meters as they are named on the command line."""
+    """Parse the names of meters as on the command line."""
     from joulery.app.wiring.meters import parse_meter
 
     return tuple(parse_meter(text) for text in meters)
 
 
 def moment_s(value: str | float | datetime) -> float:
-    """A moment as Unix seconds; without a time zone it is taken as UTC.
+    """Convert a time to Unix seconds; a time without a time zone is taken as UTC.
 
     Raises:
-        ConfigError: It is no moment.
+        ConfigError: The text is not a date and time.
     """
     if isinstance(value, str):
         try:
@@ -288,14 +289,14 @@ def trace(
         print(t.tree(depth=3).at("Net/encoder").energy_j)
 
     Args:
-        model: The model; its modules are named by their place in it. Modules called without being named are named
-            after the class of the one that was called first.
+        model: The model; its modules are named by their path in it. Unnamed modules are named after the class of the
+            module that was called first.
         name: Name of the model; its class when not given.
-        steps: Which steps to record, as :class:`~joulery.domain.trace.tracing.Steps` or
+        steps: Steps to record, as :class:`~joulery.domain.trace.tracing.Steps` or
             ``"skip=10,warmup=2,active=5"``; the whole block when not given.
         estimator: ``recency`` or ``regression``.
-        calls: Number repeated calls of one module, for models that share layers.
-        zone, carbon: Where the carbon intensity comes from, as for :func:`joulery.measure`.
+        calls: Whether to number the repeated calls of one module, for models that share layers.
+        zone, carbon: Source of the carbon intensity, as for :func:`joulery.measure`.
         owner: Owner that the run is charged to.
         out: Keep the run in this folder, for ``joulery report``.
         period_s: Time between two readings, seconds.

@@ -1,6 +1,6 @@
-"""Metering of one machine's jobs without its site file: the reader of site files needs more memory than the agent.
+"""The agent that meters one machine's jobs without reading a site file: that parser needs more memory than the agent.
 
-``joulery agent`` reads the site, then becomes a process that is given :class:`AgentConfig`.
+``joulery agent`` reads the site, then replaces itself with a process that receives :class:`AgentConfig`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from joulery.runtime.schedule.spool import SpoolWriter, machine_id
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """All an agent needs to know.
+    """Settings of a node agent.
 
     Attributes:
-        folder: Where energy is left.
-        node: Name of this node, for the file there.
+        folder: Folder to which energy readings are written.
+        node: Name of this node, for its file in the folder.
         only: Meter only the jobs that Slurm started under this name; all when empty.
         cluster: Meter only the jobs of the Slurm of this name; all when empty.
-        meters: Which meters to open; None for the preferred ones of this machine.
-        times: How often.
-        prolog: Folder in which a prolog leaves the GPUs of each job.
-        progress: A socket to listen on for progress, and the folder it goes to.
-        limits: How the power of jobs is limited; None where it is not.
+        meters: Meters to open; None for the preferred ones of this machine.
+        times: Intervals of the agent.
+        prolog: Folder to which a Slurm prolog writes the GPUs of each job; None for none.
+        progress: Socket to listen on for progress, and the folder to store it in; None for none.
+        limits: Settings of jobs' power limits; None for no limits.
     """
 
     folder: str
@@ -65,7 +65,7 @@ class AgentConfig:
         """The reverse of :meth:`to_json`.
 
         Raises:
-            ConfigError: It did not write this.
+            ConfigError: The text was not written by :meth:`to_json`.
         """
         try:
             fields: dict[str, Any] = json.loads(text)
@@ -85,7 +85,7 @@ def run_node_agent(config: AgentConfig, say: Callable[[Mapping[str, Any]], None]
     """Meter the jobs of this node until a signal ends it.
 
     Args:
-        config: Its configuration.
+        config: Settings of the agent.
         say: Receives each sample.
 
     Raises:
@@ -115,7 +115,7 @@ def node_limits(
     say: Callable[[Mapping[str, Any]], None],
     stop: threading.Event,
 ) -> AbstractContextManager[None]:
-    """The power limits of the jobs of this node of Slurm, followed while the block runs."""
+    """Limit the power of the jobs of this Slurm node while the block runs."""
     from joulery.app.power_limits import job_limits
 
     folder = Path(os.devnull) if config.progress is None else Path(config.progress)
@@ -125,12 +125,12 @@ def node_limits(
 def job_meter(
     specs: Sequence[MeterSpec] | None, placements: Callable[[], tuple[Placement, ...]], slots: int
 ) -> JobMeter:
-    """The meters of this machine, split by job.
+    """Open the meters of this machine, with their energy split by job.
 
     Args:
-        specs: Which; None for the preferred ones of this machine.
-        placements: Where jobs run now.
-        slots: Slots of this machine.
+        specs: Meters to open; None for the preferred ones of this machine.
+        placements: Returns the present placement of each job.
+        slots: Number of slots of this machine.
 
     Raises:
         CapabilityError: No meter answers.
@@ -149,11 +149,11 @@ def job_meter(
 
 
 def node_meter(specs: Sequence[MeterSpec] | None, placements: Callable[[], tuple[Placement, ...]]) -> JobMeter:
-    """The meters of this node of Slurm, split by job.
+    """Open the meters of this Slurm node, with their energy split by job.
 
     Args:
-        specs: Which; None for the preferred ones of this machine.
-        placements: Where its jobs run now.
+        specs: Meters to open; None for the preferred ones of this machine.
+        placements: Returns the present placement of each of its jobs.
 
     Raises:
         CapabilityError: No meter answers.
@@ -166,10 +166,10 @@ def node_meter(specs: Sequence[MeterSpec] | None, placements: Callable[[], tuple
 
 
 def machine_gpus() -> tuple[int, ...]:
-    """The GPUs of this machine, by the board's number.
+    """Board numbers of the GPUs of this machine.
 
     Raises:
-        CapabilityError: None answers.
+        CapabilityError: No GPU answers.
     """
     from joulery.adapters.meters.nvml import open_nvml
 

@@ -48,14 +48,14 @@ class PastJobsRequest:
     """The flags of a report of past jobs.
 
     Attributes:
-        file: What sacct printed.
-        since_s: Only the last so many seconds; None for everything.
-        by: Some of :data:`BY`, separated by commas. With ``month`` jobs are cut at the end of each month.
-        gpu_w, cpu_w, node_w: Power of what jobs held; no GPU power only where the cluster measured every job.
+        file: Output of sacct.
+        since_s: Age of the oldest jobs to report, in seconds; None for all jobs.
+        by: Some of :data:`BY`, separated by commas. With ``month`` jobs are split at the end of each month.
+        gpu_w, cpu_w, node_w: Power per held GPU, core and node; ``gpu_w`` is None only if all jobs were measured.
         pue: Facility energy per IT energy.
-        timezone: Of the stamps in the file; None for this machine's.
-        carbon: Flags of the source of intensity; empty for none.
-        month: Only what jobs used in this calendar month, as ``2026-11``; None for all.
+        timezone: Time zone of the times in the file; None for this machine's.
+        carbon: Flags that name the source of carbon intensity; empty for none.
+        month: Report only this calendar month, as ``2026-11``; None for all.
     """
 
     file: Path
@@ -75,12 +75,12 @@ class PastReport:
     """Energy and carbon of past jobs.
 
     Attributes:
-        uses: By key.
-        total: All of it.
+        uses: Energy and carbon by key.
+        total: Energy and carbon of all jobs.
         jobs: The jobs counted.
         left_out: Number of rows left out, by reason.
         notes: Remarks for the reader, one sentence each.
-        intensity: Over the time of the jobs; None where no source was named.
+        intensity: Carbon intensity over the time of the jobs; None where no source was named.
         by: The keys of the grouping.
         values: The value of each key, by the rows' key.
     """
@@ -95,7 +95,7 @@ class PastReport:
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """JSON-ready; grams are null where no intensity is known."""
+        """The report as a JSON-ready dictionary; grams are null where no intensity is known."""
         return {
             "rows": [_row(use) | self.keys_of(use) for use in self.uses],
             "total": _row(self.total),
@@ -104,7 +104,7 @@ class PastReport:
         }
 
     def keys_of(self, use: PastUse) -> dict[str, str]:
-        """The keys of a row with their values; empty where there is one key alone, which is the row's."""
+        """Keys of a row with their values; empty where there is one key alone, which is the key of the row."""
         return dict(zip(self.by, self.values[use.key], strict=True)) if len(self.by) > 1 else {}
 
 
@@ -157,18 +157,18 @@ def _of_month(pieces: Sequence[PastJob], month: str, zone: ZoneInfo | None, file
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldGpus:
-    """The jobs that held GPUs, in order of submission, as a simulation takes them.
+    """Past jobs that held GPUs, in order of submission, as input of a simulation.
 
     Attributes:
-        ids: Their numbers.
+        ids: Ids of the jobs.
         submit_s, start_s: Seconds since ``first_s``, float64[n].
-        elapsed_s: How long each ran, float64[n].
-        gpus: On how many GPUs, int64[n].
+        elapsed_s: Run time of each job, float64[n].
+        gpus: Number of GPUs of each job, int64[n].
         first_s: The hour of the first submission, Unix seconds.
         jobs: The jobs themselves.
 
-    What was submitted before any of them started counts as submitted then: nothing is recorded of the time
-    before, and a simulation would add an idle cluster there.
+    Jobs submitted before any of them started count as submitted at the first start: the log has no record of the
+    time before, and a simulation would assume an idle cluster then.
     """
 
     ids: tuple[str, ...]
@@ -181,10 +181,10 @@ class HeldGpus:
 
 
 def held_gpus(jobs: Sequence[PastJob]) -> HeldGpus:
-    """The jobs that held GPUs.
+    """Select the jobs that held GPUs.
 
     Raises:
-        DataError: None did.
+        DataError: No job held a GPU.
     """
     held = sorted((job for job in jobs if job.gpus), key=_submitted_s)
     if not held:
@@ -204,7 +204,7 @@ def held_gpus(jobs: Sequence[PastJob]) -> HeldGpus:
 
 
 def hourly_from(series: CarbonSeries, first_s: float) -> FloatArray:
-    """Hourly means of a series from an hour on, as far as it goes, g/kWh.
+    """Hourly means of a series from ``first_s`` to its end, g/kWh.
 
     Raises:
         DataError: An hour is unknown.
@@ -222,22 +222,21 @@ def hourly_from(series: CarbonSeries, first_s: float) -> FloatArray:
 
 
 def write_trace(jobs: Sequence[PastJob], path: Path, folder: Path | None = None) -> int:
-    """The jobs as ``joulery simulate --trace`` reads them: those of :func:`held_gpus`, the first at 0 s.
+    """Write the jobs of :func:`held_gpus` as a file for ``joulery simulate --trace``; the first is submitted at 0 s.
 
-    A job's duration is what it would take on one GPU if it scaled ideally: elapsed time times GPUs, and as learned
-    where its kind's speed on several numbers of GPUs is (column ``speedup``, ``1:1 2:1.9 4:3.4``). There is a column of
-    GPU types where the log names any, and of power where that is known (``gpu_w``: W per GPU with a
-    share of the node).
+    A job's duration is its time on one GPU: elapsed time times GPUs if it scales ideally, or as learned where the speed
+    of its kind on several numbers of GPUs is known (column ``speedup``, ``1:1 2:1.9 4:3.4``). The file has a column of
+    GPU types where the log names any, and of power where it is known (``gpu_w``: W per GPU with a share of the node).
 
     Args:
         jobs: The jobs.
         path: The file.
-        folder: State folder of a scheduler with what agents measured; None for none.
+        folder: State folder of a scheduler with the measurements of agents; None for none.
 
     Raises:
         DataError: No job held a GPU.
-        CapabilityError: The disk refuses.
-        ConfigError: The folder is no scheduler's.
+        CapabilityError: The file cannot be written.
+        ConfigError: The folder is not the state folder of a scheduler.
     """
     held = held_gpus(jobs)
     power, speed = known_power(held.jobs, folder), known_speed(held.jobs, folder)
@@ -262,7 +261,7 @@ def write_trace(jobs: Sequence[PastJob], path: Path, folder: Path | None = None)
 
 
 def _work_ratio(gpus: int, speedup: Mapping[int, float]) -> float:
-    """Work that a job does a second, in seconds of one GPU: ideal up to the smallest number known, then as known."""
+    """Speed of a job relative to one GPU: ideal up to the smallest known number of GPUs, then as known."""
     points = sorted(speedup)
     if len(points) < 2 or gpus <= points[0]:
         return float(gpus)
@@ -331,13 +330,13 @@ class WhatIf:
     Attributes:
         policy: The other scheduler.
         gpus: GPUs of the cluster; the most held at once when None.
-        samples: How often what the log does not record is drawn.
-        node_gpus: GPUs of a node, on which jobs are placed; None to count GPUs, two a node.
-        folder: State folder of a scheduler with what agents measured; None for none.
+        samples: Number of random samples of the values that the log does not record.
+        node_gpus: GPUs of a node, on which jobs are placed; None to only count GPUs, two per node.
+        folder: State folder of a scheduler with the measurements of agents; None for none.
         nodes: Groups of nodes as ``TYPE:NODESxGPUS,...`` (``a100:2x8,v100:4x4``), in place of ``gpus`` and
             ``node_gpus``; None where all nodes are alike.
-        meters: The agents' folder, with what power limits did to jobs; None for none.
-        keep_gpus: Whether jobs keep the GPUs that they had, as live ones do whose owners give no range.
+        meters: The agents' folder, with the effects of power limits on jobs; None for none.
+        keep_gpus: Whether jobs keep their number of GPUs, as live jobs do whose owners give no range.
     """
 
     policy: str
@@ -352,16 +351,16 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class SiteSavings:
-    """Simulated savings, and what is known of the site's own machines.
+    """Simulated savings, with the known facts about the site's own machines.
 
     Attributes:
-        savings: As simulated.
-        power: Whose power was measured, learned and assumed.
+        savings: Simulated savings.
+        power: Jobs whose power was measured, learned and assumed.
         node_gpus: GPUs of a node, where all nodes are alike.
         groups: Groups of nodes with a GPU type each; none where all nodes are alike.
-        speed: What was measured, learned and assumed of the jobs' speed.
-        moved: How many jobs may run on several GPU types.
-        limits: Whose response to power limits was measured and assumed.
+        speed: Jobs whose speed was measured, learned and assumed.
+        moved: Number of jobs that may run on another GPU type than they did.
+        limits: Jobs whose response to power limits was measured and assumed.
     """
 
     savings: Savings
@@ -377,9 +376,9 @@ def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
     """Simulate the report's jobs under another scheduler, on nodes of the site's size at its jobs' power.
 
     Raises:
-        ConfigError: No such scheduler, no source of intensity was named, or the folder is no scheduler's.
-        DataError: No job held a GPU, one held more than there are, they are of several clusters, or the intensity has
-            holes.
+        ConfigError: No such scheduler, no source of intensity is named, or the folder has no scheduler's state.
+        DataError: No job held a GPU, a job held more than there are, the jobs are of several clusters, or the
+            intensity has gaps.
     """
     if report.intensity is None:
         raise ConfigError("grams need an intensity", pointer="--what-if", hint="name a source with --zone or --carbon")
@@ -407,7 +406,7 @@ def simulated_savings(report: PastReport, wanted: WhatIf) -> SiteSavings:
 
 
 def _machines(wanted: WhatIf, jobs: Sequence[PastJob], power: KnownPower, speed: KnownSpeed) -> SiteMachines:
-    """The nodes that the flags name, with what is known of the jobs."""
+    """The nodes that the flags name, with the known power and speed of the jobs."""
     groups = () if wanted.nodes is None else _groups(wanted)
     machines = SiteMachines(
         node_of(wanted.node_gpus or 2),
@@ -433,7 +432,7 @@ _GROUP = re.compile(r"([\w.-]+):(\d{1,6})x(\d{1,4})")
 
 
 def _groups(wanted: WhatIf) -> tuple[NodeGroup, ...]:
-    """The groups of nodes that a flag names."""
+    """Parse the groups of nodes of the flag."""
     if wanted.gpus is not None or wanted.node_gpus is not None:
         raise ConfigError("--nodes states the number of GPUs", pointer="--nodes",
                           hint="leave out --gpus and --node-gpus")  # fmt: skip
@@ -448,7 +447,7 @@ def _groups(wanted: WhatIf) -> tuple[NodeGroup, ...]:
 
 
 def _reach(jobs: Sequence[PastJob], groups: Sequence[NodeGroup], speed: KnownSpeed) -> IntArray:
-    """The groups that each job may run on: those of the type it ran on, all where the log names none.
+    """Bit mask of the groups that each job may run on: those of its GPU type; all where the log names no type.
 
     A job whose owner named no type may run on every type whose speed is known, too.
     """

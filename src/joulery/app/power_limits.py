@@ -1,4 +1,4 @@
-"""Power limits of jobs on this machine: which GPUs, which policy, which leases."""
+"""Power limits of the jobs on this machine: opens the devices, the tuner and the leases."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def job_limits(
     *,
     cpus: bool = False,
 ) -> Iterator[None]:
-    """Limit the power of this machine's jobs while the block runs; without rights or devices one note, and no limits.
+    """Limit the power of this machine's jobs while the block runs; without permission or devices, only log a note.
 
     Args:
         config: The settings.
-        placements: Where jobs run now.
-        progress: The file in which a job reports its progress.
+        placements: Returns the present placement of each job.
+        progress: Returns the file in which a job reports its progress.
         say: Receives each change and note.
-        stop: Ends it.
-        cpus: Limit the CPUs of the machine, for jobs that run on them, instead of its GPUs.
+        stop: Set to end the limits.
+        cpus: Whether to limit the CPUs of the machine, for jobs that run on them, instead of its GPUs.
     """
     try:
         tuner = _tuner(config)
@@ -87,7 +87,7 @@ def _tuner(config: LimitsConfig) -> PowerLimitTuner:
 
 
 def _reported(file: Path) -> tuple[float, float]:
-    """A job's progress, and when it was written; NaN where it reports none."""
+    """Progress of a job, and the time it was written; NaN where the job reports none."""
     try:
         written_s = file.stat().st_mtime
     except OSError:

@@ -32,10 +32,10 @@ def plan(
         print(made.document()["gpus"])
 
     Args:
-        site: The site file, or a site that was read.
-        preset: Policy; the site's when None.
+        site: Path of the site file, or a loaded site.
+        preset: Planning policy; the site's when None.
         compare: Other policies to plan with.
-        running: Plan file of what runs now, to compare with.
+        running: Plan file of the running plan, to compare with.
         g_per_kwh: Carbon intensity for layouts; the services' own when None.
 
     Raises:
@@ -54,12 +54,12 @@ def plan(
 def simulate(
     scenario: str | Path, *, policies: Sequence[str] = (), seeds: int | None = None, **inputs: str | Path
 ) -> ScenarioResult:
-    """Run a scenario in virtual time: policies side by side on the same requests or jobs.
+    """Run a scenario in virtual time, comparing policies on the same requests or jobs.
 
     Args:
         scenario: The scenario file.
         policies: Policies to compare; the file's when empty.
-        seeds: How many seeds; the file's when None.
+        seeds: Number of random seeds; the file's when None.
         inputs: Inputs of the scenario's kind, by the names of the flags (``carbon="grid.csv"``).
 
     Returns:
@@ -89,10 +89,10 @@ def account(
         events: A trace of PyTorch, TensorFlow, JAX or XLA, or a CSV file.
         power: A CSV file ``t_ns,device`` with ``power_w`` or ``counter_j``.
         zone, carbon: Carbon intensity, as for :func:`joulery.measure`.
-        window_ns: The session on the clock of the files; what both span together, when None.
+        window_ns: Start and end of the accounted session on the clock of the files; the span of both when None.
 
     Raises:
-        DataError: A file cannot be used, or the two have no moment in common.
+        DataError: A file cannot be used, or the two files do not overlap in time.
         ConfigError: The intensity is wrong.
     """
     from joulery.app.measuring import open_carbon
@@ -103,7 +103,7 @@ def account(
 
 
 def report(*runs: str | Path, zone: str | None = None, carbon: str | Path | None = None) -> Footprint:
-    """Total cost of recorded runs.
+    """Total energy and carbon of recorded runs.
 
     Args:
         runs: Run directories; each counts once.

@@ -1,4 +1,4 @@
-"""The sampler's program: ``python -m joulery.app.sampler JSON`` opens the meters of this machine and samples them.
+"""Program ``python -m joulery.app.sampler JSON``: opens the meters of this machine and samples them.
 
 The argument is a :class:`~joulery.runtime.measuring.sampler_config.SamplerConfig`. Imports nothing heavy:
 every measured run starts this process.
@@ -30,18 +30,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 class MachineSources:
-    """Meters and CPU times of this machine."""
+    """Opens the meters and the readers of CPU times of this machine."""
 
     def meters(self, specs: Sequence[MeterSpec] | None) -> OpenMeters:
-        """The meters named, or those this machine has."""
+        """Open the named meters, or the preferred ones that this machine has."""
         return open_meters(specs)
 
     def busy(self) -> BusyReader:
-        """Busy times of the CPUs, from ``/proc/stat``."""
+        """Reader of the busy times of the CPUs, from ``/proc/stat``."""
         return open_busy()
 
     def tree(self, config: SamplerConfig, sockets: tuple[int, ...]) -> TreeReader:
-        """CPU time of the run, from its control group or from ``/proc``; the sampler's own is left out."""
+        """Reader of the run's CPU time, from its control group or from ``/proc``; the sampler's own is left out."""
         return open_tree(
             config.root,
             include_root=config.include_root,
@@ -52,7 +52,7 @@ class MachineSources:
         )
 
     def threads(self) -> ThreadReader:
-        """CPU times of threads, from ``/proc``."""
+        """Reader of the CPU times of threads, from ``/proc``."""
         return open_threads()
 
     def remove_group(self, group: tuple[str, bool]) -> None:
@@ -61,7 +61,7 @@ class MachineSources:
 
 
 def main(argument: str) -> int:
-    """Run a sampler to its end; the exit code."""
+    """Run a sampler to its end; return the exit code."""
     gc.disable()
     config = SamplerConfig.from_json(argument)
     _allow_many_files()
@@ -86,7 +86,7 @@ def _say(message: Mapping[str, Any]) -> None:
 
 
 def _allow_many_files() -> None:
-    """One file stays open for every process of the run."""
+    """Raise the limit of open files: one stays open for every process of the run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

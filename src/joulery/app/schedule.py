@@ -1,7 +1,7 @@
 """Training jobs of a site: schedule them, release their holds, submit, list and cancel them.
 
-``joulery schedule`` is :func:`run_schedule`: it opens what the site names, takes the lock of the state folder, and
-drives a :class:`~joulery.runtime.schedule.scheduler.Scheduler` until a signal ends it.
+``joulery schedule`` is :func:`run_schedule`: it opens the site's cluster, takes the lock of the state folder, and runs
+a :class:`~joulery.runtime.schedule.scheduler.Scheduler` until a signal ends it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from joulery.store.run.directory import create_run, new_run_id
 
 _LEAST_RUN_S = 300.0
 _LISTED_S = 2 * 86_400.0
-"""Ends of jobs are looked up so far back; jobs are listed for a day."""
+"""Age up to which ended jobs are looked up in the log; jobs are listed for a day."""
 
 Log = Callable[[Mapping[str, Any]], None]
 """Receives every line of the scheduler's log."""
@@ -72,9 +72,9 @@ class ScheduleRequest:
         site: The site file.
         backend: ``local``, ``slurm`` or ``kueue``.
         mode: advise, shadow or act.
-        once: One round and its actions instead of a loop.
+        once: Whether to run one round and its actions instead of a loop.
         argv: The command line, for the manifest.
-        cluster: Which of the site's clusters; None where it has one.
+        cluster: Name of one of the site's clusters; None where the site has one cluster.
     """
 
     site: Path
@@ -91,7 +91,7 @@ def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> N
     Args:
         request: The flags.
         say: Receives every line of the log.
-        stop: Ends the scheduler.
+        stop: Set to end the scheduler.
 
     Raises:
         ConfigError: The site is wrong, or another scheduler holds its state folder.
@@ -140,7 +140,7 @@ def run_schedule(request: ScheduleRequest, say: Log, stop: threading.Event) -> N
 def _scheduler(
     site: Site, mode: Mode, backend: ClusterBackend, journal: Journal, log: Callable[[str, Mapping[str, Any]], None]
 ) -> Scheduler:
-    """The scheduler of a site beside an open cluster."""
+    """Create the scheduler of a site for an open cluster."""
 
     def note(text: str) -> None:
         log("note", {"text": text})
@@ -176,7 +176,7 @@ def _own_limits(
     log: Callable[[str, Mapping[str, Any]], None],
     stop: threading.Event,
 ) -> AbstractContextManager[None]:
-    """The power limits of this machine's jobs; on the nodes of Slurm the agents set them."""
+    """Limit the power of this machine's jobs; on Slurm's nodes the agents do this."""
     if limits is None or not isinstance(backend, LocalBackend):
         return nullcontext()
 
@@ -208,7 +208,7 @@ def start_watchdog(request: ScheduleRequest, backend: str, patience_s: float, lo
 
 
 def release_now(site_file: Path, backend_kind: str | None, cluster: str | None = None) -> list[int]:
-    """Release every job that joulery holds, while no scheduler runs.
+    """Release every job that joulery holds; return their numbers. Only possible while no scheduler runs.
 
     Raises:
         ConfigError: A scheduler runs.
@@ -233,13 +233,13 @@ def submit_job(
     Args:
         site: The site.
         job: Command, cwd, environment, name and owner.
-        min_slots, max_slots: Slots it can use.
-        stoppable: Whether the scheduler may stop it while it runs.
-        deadline_s: When it is needed at the latest, Unix seconds.
-        limit_s: Longest time it runs on ``min_slots``.
+        min_slots, max_slots: Smallest and largest number of slots that the job can use.
+        stoppable: Whether the scheduler may stop the running job.
+        deadline_s: Latest time for the job to end, Unix seconds; None for none.
+        limit_s: Longest time that the job runs on ``min_slots``; None for no limit.
 
     Raises:
-        ConfigError: The jobs are a cluster's, or this machine has fewer slots than ``min_slots``.
+        ConfigError: The jobs run on a cluster, or this machine has fewer slots than ``min_slots``.
     """
     jobs = jobs_of(one_cluster(site, None))
     if jobs.backend == "kueue":
@@ -260,8 +260,8 @@ def cancel_job(site: Site, job: int, cluster: str | None = None) -> str:
     """End a job of this machine for good and return its state.
 
     Raises:
-        ConfigError: The jobs are a cluster's.
-        ActuationError: There is no such job, or it is over.
+        ConfigError: The jobs run on a cluster.
+        ActuationError: There is no such job, or it has ended.
     """
     jobs = jobs_of(one_cluster(site, cluster))
     if jobs.backend == "kueue":
@@ -274,14 +274,14 @@ def cancel_job(site: Site, job: int, cluster: str | None = None) -> str:
 
 
 def jobs_by_cluster(site: Site, cluster: str | None = None) -> tuple[list[dict[str, Any]], dict[str, JouleryError]]:
-    """The rows of :func:`list_jobs` of all clusters, each with its ``cluster`` where the site lists several.
+    """List the jobs of all clusters as :func:`list_jobs` does, each with its ``cluster`` where the site has several.
 
     Args:
         site: The site.
         cluster: One of its clusters; all when None.
 
     Returns:
-        The rows, and by cluster what hinders one of several from being listed: it hides no other.
+        The rows, and the error of each cluster that could not be listed; the other clusters are still listed.
 
     Raises:
         CapabilityError: The only cluster does not answer.
@@ -301,7 +301,7 @@ def jobs_by_cluster(site: Site, cluster: str | None = None) -> tuple[list[dict[s
 
 
 def list_jobs(site: Site, cluster: str | None = None) -> list[dict[str, Any]]:
-    """One row for each job that is not over or ended within a day; unknown values are None.
+    """List the jobs that have not ended or ended within a day, one row each; unknown values are None.
 
     Args:
         site: The site.
@@ -360,7 +360,7 @@ def forecast_coverage(site: Site, cluster: str | None = None) -> list[dict[str, 
 
 
 def _wait(job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob]) -> dict[str, Any]:
-    """Place in the ranking, from 1, and why a waiting job waits; None for other jobs and where nothing is decided."""
+    """Rank of a waiting job, from 1, and its reason to wait; None for other jobs and where nothing is decided."""
     if job.state is not JobState.WAITING:
         return {"rank": None, "waits_because": None}
     rank, reason = why_waits(job, state, line, time.time())
@@ -368,7 +368,7 @@ def _wait(job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob]) ->
 
 
 def _row(job: ClusterJob, state: SchedulerState, ended: Mapping[str, Any]) -> dict[str, Any]:
-    """A job with its cost: from the scheduler's state while it is known there, else from the log of its end."""
+    """Row of a job with its cost: from the scheduler's state while it has the job, else from the log of its end."""
     tally = state.tallies.get(job.id)
     energy_j = tally.energy_j if tally is not None and tally.energy_j > 0 else ended.get("energy_j") or None
     if tally is not None and tally.carbon_covered_j > 0:

@@ -16,7 +16,7 @@ from joulery.runtime.schedule.watchdog import SchedulerLock, take_over, watch_lo
 
 
 def main(arguments: list[str]) -> int:
-    """Watch the scheduler of one site until it is gone or another watchdog takes over."""
+    """Watch the scheduler of one site until it has ended or another watchdog takes over."""
     site, kind, patience_s = Path(arguments[0]), arguments[1], float(arguments[2])
     cluster = arguments[3] if len(arguments) > 3 and arguments[3] else None
     jobs = jobs_of(one_cluster(load(site), cluster)).model_copy(update={"backend": kind})

@@ -1,4 +1,4 @@
-"""Data of the scheduler's screen: jobs, the last round and the grid, read from the cluster and the state folder."""
+"""Data of the scheduler's dashboard: jobs, the last round and the grid, read from the cluster and the state folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from joulery.gateway.exporter.http import MetricsServer, Render
 from joulery.runtime.schedule.usage import lines_backwards
 
 _OVERDUE_QUANTA, _OVERDUE_S = 2.0, 60.0
-"""A round comes every quantum; later than this, the scheduler is taken for stopped."""
+"""A round runs every quantum; after this many quanta plus seconds without one, the scheduler counts as stopped."""
 
 
 def scheduler_view(site: Site, cluster: str | None = None) -> dict[str, Any]:
-    """Everything of the screen, JSON-ready; unknown values are None.
+    """Data of the dashboard as a JSON-ready dictionary; unknown values are None.
 
-    A cluster that does not answer is named in ``problems``, and so is a scheduler that makes no rounds; the other
-    clusters are shown.
+    ``problems`` names each cluster that does not answer and each scheduler that runs no rounds; the other clusters
+    are shown.
 
     Args:
         site: The site.
@@ -84,7 +84,7 @@ def _modes(by_cluster: Mapping[str, str]) -> str:
 
 
 def _overdue(cluster: str, since_s: float, quantum_s: float) -> list[str]:
-    """Message on a scheduler that should have made a round long ago."""
+    """Message about a scheduler whose last round is too long ago; empty otherwise."""
     if since_s <= _OVERDUE_QUANTA * quantum_s + _OVERDUE_S:
         return []
     return [f"{cluster}: no round for {duration(since_s)}: does joulery schedule run?"]
@@ -101,7 +101,7 @@ def last_round(folder: Path) -> dict[str, Any]:
 
 
 def _mode_of(manifest: Path) -> str:
-    """The mode of a scheduler's run; empty where its manifest does not say."""
+    """Mode of a scheduler's run; empty where its manifest has none."""
     with suppress(OSError, ValueError):
         said = orjson.loads(manifest.read_bytes())
         return str(said.get("mode") or "") if isinstance(said, dict) else ""
@@ -111,15 +111,15 @@ def _mode_of(manifest: Path) -> str:
 def serve_page(
     host: str, port: int, page: Callable[[], str], view: Callable[[], Mapping[str, Any]] | None = None
 ) -> MetricsServer:
-    """A server that answers ``/`` and ``/dashboard`` with a page; the caller runs and closes it.
+    """Create a server that answers ``/`` and ``/dashboard`` with a page; the caller runs and closes it.
 
     Args:
-        host, port: Where it listens; port 0 for a free one.
-        page: Makes the page, at each request.
-        view: What ``/metrics`` exports, as :func:`scheduler_view` gives it; None for nothing.
+        host, port: Address to listen on; port 0 for a free one.
+        page: Returns the page; called at each request.
+        view: Returns the data of ``/metrics``, as :func:`scheduler_view` does; None for no metrics.
 
     Raises:
-        ConfigError: It cannot listen there.
+        ConfigError: The address is not available.
         ModuleNotFoundError: The extra ``export`` is not installed, and there is a view.
     """
     render: Render = lambda _: (b"", "text/plain")  # noqa: E731

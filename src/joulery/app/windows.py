@@ -1,4 +1,4 @@
-"""Named windows with the meters and carbon sources of this machine."""
+"""Energy of named windows, measured with the meters and carbon sources of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MachineMeter(WindowMeter):
-    """Energy of named windows of this program, as ``joulery.Meter``.
+    """Measures the energy of named windows of this program; its public name is ``joulery.Meter``.
 
     ::
 
@@ -28,20 +28,21 @@ class MachineMeter(WindowMeter):
         train()
         print(meter.end_window("epoch"))
 
-    Windows may be nested or overlap; :meth:`read` says what one has cost so far. This program and the processes that it
-    starts are charged, with the idle energy of the machine: in a run of several processes let one of them measure.
+    Windows may be nested or overlap; :meth:`read` returns the footprint of an open one so far. A window includes the
+    energy of this program and of the processes that it starts, and the idle energy of the machine: in a run of
+    several processes, use the meter in only one of them.
 
     Args:
         zone: Grid zone of the intensity, looked up when a window ends: ``GB``, ``typical:FR``, ``electricity-maps:DE``.
         carbon: A CSV or Parquet file with the intensity, or a stated one such as ``"250 g/kWh"``.
         column, time_column, timezone, scope, fill: How the file is read, as on the command line.
-        idle: How much of the machine's idle energy a window pays: ``whole`` or ``none``.
+        idle: Part of the machine's idle energy that is charged to a window: ``whole`` or ``none``.
         pue: Facility energy per IT energy.
         meters: Meters to use, as on the command line (``["rapl", "nvml"]``); those this machine has when not given.
-        launcher: Charge the parent of this process and all that it started, too (torchrun): one process of a node
-            measures for all.
-        processes: Names further processes that are charged with all that they start (the workers of a Ray job beside
-            this one); it is called again as the program goes on.
+        launcher: Whether to include the parent of this process and all processes that it started (torchrun): one
+            process of a node measures for all.
+        processes: Returns the ids of further processes to include, with all that they start (the workers of a Ray job
+            beside this one); called repeatedly while the program runs.
 
     Raises:
         ConfigError, DataError: An argument is wrong, or the file cannot be used.
@@ -91,7 +92,7 @@ class MachineMeter(WindowMeter):
 
 
 def _carbon(flags: Mapping[str, str]) -> CarbonSource | None:
-    """The source that flags describe; None, and nothing imported, without flags."""
+    """Open the carbon source that the flags describe; without flags, return None and import nothing."""
     if not flags:
         return None
     from joulery.app.measuring import open_carbon
@@ -100,4 +101,4 @@ def _carbon(flags: Mapping[str, str]) -> CarbonSource | None:
 
 
 Meter = MachineMeter
-"""The name it has in ``joulery``."""
+"""Public name of the class, as ``joulery.Meter``."""

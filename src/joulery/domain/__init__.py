@@ -1,7 +1,7 @@
-"""The values that everything else uses: frozen, slotted, units in their names, no I/O.
+"""Frozen data classes and interfaces that all other packages use: units in the field names, no I/O.
 
-Start with :mod:`~joulery.domain.energy.power` (what a meter saw), :mod:`~joulery.domain.energy.carbon` (what the grid
-did), :mod:`~joulery.domain.energy.footprint` (what it cost), then :mod:`~joulery.domain.serving.service` (variants,
-slices, SLOs), :mod:`~joulery.domain.decisions` (what a policy returns) and :mod:`~joulery.domain.ports` (what an
-adapter must offer).
+Start with :mod:`~joulery.domain.energy.power` (readings of a meter), :mod:`~joulery.domain.energy.carbon` (carbon
+intensity of the grid), :mod:`~joulery.domain.energy.footprint` (energy and carbon of a piece of work), then
+:mod:`~joulery.domain.serving.service` (variants, slices, SLOs), :mod:`~joulery.domain.decisions` (results of a policy)
+and :mod:`~joulery.domain.ports` (interfaces of the adapters).
 """

@@ -1,4 +1,4 @@
-"""Read-only numpy columns for frozen nouns, and choices among values that are the same on every processor."""
+"""Read-only NumPy columns for frozen data classes, and the largest values, chosen alike on every processor."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def readonly(values: npt.ArrayLike, dtype: type[Any]) -> npt.NDArray[Any]:
 
 
 def largest(values: FloatArray, count: int) -> IntArray:
-    """Places of the ``count`` largest values, ascending; of equal ones the first, on every processor.
+    """Indices of the ``count`` largest values, ascending; of equal values the first, on every processor.
 
-    ``numpy.argpartition`` chooses among equal values by the instructions that the processor has: a plan that is made
-    with it differs from machine to machine.
+    ``numpy.argpartition`` chooses among equal values depending on the processor's instruction set, so a plan that uses
+    it differs from machine to machine.
 
     Args:
         values: Values, float64[n], no NaN.
-        count: How many, at least 1; all where there are no more.
+        count: Number of indices, at least 1; all are returned where there are no more.
 
     Returns:
-        Places, int64[min(count, n)].
+        Indices, int64[min(count, n)].
     """
     if count >= len(values):
         return np.arange(len(values))

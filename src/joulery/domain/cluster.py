@@ -1,4 +1,4 @@
-"""Training jobs as a cluster shows them, and what may be done to them. Every backend uses these."""
+"""Training jobs as a cluster reports them, and the actions on them. Every backend uses these types."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class JobState(StrEnum):
     """State of a job."""
 
     WAITING = "waiting"
-    """Has no slots; ``held`` says whether it may start by itself."""
+    """Has no slots; it does not start by itself while it is held."""
     RUNNING = "running"
     """Has slots and computes."""
     STOPPING = "stopping"
     """Is stopping and still has its slots."""
     DONE = "done"
-    """Ended well."""
+    """Ended successfully."""
     FAILED = "failed"
-    """Ended otherwise, by itself."""
+    """Ended unsuccessfully, by itself."""
     CANCELLED = "cancelled"
     """Cancelled by a user."""
 
     @property
     def over(self) -> bool:
-        """True once it will never run again."""
+        """True once the job will never run again."""
         return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
@@ -50,18 +50,18 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class ClusterJob:
-    """One job as the cluster shows it. A slot is a GPU, or a slice of CPU cores where there are no GPUs.
+    """One job as the cluster reports it. A slot is a GPU, or a slice of CPU cores where there are no GPUs.
 
     Attributes:
-        id: The cluster's number of it; kept through stops and restarts.
+        id: The cluster's number of the job; kept through stops and restarts.
         name, owner, partition: Name, owner and partition.
         submit_s: When it was submitted, Unix seconds.
-        state: Where it is in its life.
+        state: Its state.
         slots: Slots it holds now; 0 while it waits.
         shape: Slots it will get when it starts without being resized.
         min_slots, max_slots: Range within which it may be resized; equal when it may not.
-        held_by_us: joulery holds it.
-        marked: It has joulery's mark of a hold; without the hold when the scheduler was killed between the two.
+        held_by_us: Whether joulery holds it.
+        marked: Whether it has joulery's mark of a hold; without the hold if the scheduler was killed between the two.
         exempt: Why joulery leaves it alone (interactive, held by its owner …); empty when joulery schedules it.
         restarts: How often it was started again.
         progress_ratio: Share of its work that is done, 0 to 1; NaN where it does not report progress.
@@ -71,21 +71,21 @@ class ClusterJob:
         nodes: Nodes it runs on; empty where the cluster has no nodes.
         spread: Whether its slots may lie on any nodes of the pool; otherwise on as few as hold them, evenly filled.
         start_s: When it started last, Unix seconds; NaN where unknown.
-        eligible_s: Before when the cluster does not start it, Unix seconds.
+        eligible_s: Earliest time at which the cluster starts it, Unix seconds.
         priority: The cluster's own priority of it; NaN where unknown.
         blocked: Why the cluster would not start it even on free slots (a limit, a license …); empty where only slots
             are missing, or where that is unknown.
-        judged: Whether the cluster has said that a waiting job lacks slots and nothing else.
+        judged: Whether the cluster has reported that a waiting job lacks slots and nothing else.
         stoppable: Whether it may be stopped while it runs.
         array: Number of the job array it is a task of; 0 for none.
-        tasks: Waiting tasks of an array that this entry stands for. One of several is not started as it is: tasks are
-            separated from it (:class:`Split`).
+        tasks: Waiting tasks of an array that this entry represents. An entry for several tasks is not started itself:
+            tasks are separated from it (:class:`Split`).
         most_tasks: How many tasks of its array may run at once; 0 for no limit.
         parts: Slots of each component of a heterogeneous job; components start together, each on nodes of its own.
             Empty for other jobs.
         runs_on: Names of the nodes it may run on; None for every node of its pool.
-        limits: Names of the limits that count it, such as its owner and account: a limit that lets one job start need
-            not let a second one start.
+        limits: Names of the limits that count it, such as its owner and account: a limit that admits one job need not
+            admit a second one.
         cpus_per_slot: CPUs it needs beside each slot.
         memory_per_slot_bytes: Memory it needs beside each slot.
         deadline_s: When its owner needs it at the latest, Unix seconds; infinite for no deadline.
@@ -145,12 +145,12 @@ class Placement:
     """Place of a job on one machine.
 
     Attributes:
-        job: Its number.
-        pids: The processes on top of it.
+        job: Number of the job.
+        pids: Its top-level processes.
         slots: How many slots of the machine it holds.
-        gpus: Which boards are its own.
-        nodes: On how many nodes it runs.
-        kind: What names jobs alike: its owner and name; empty where unknown.
+        gpus: Numbers of the boards that it holds.
+        nodes: Number of nodes it runs on.
+        kind: Name that similar jobs share: owner and name; empty where unknown.
         hosts: The nodes it runs on, its first one first; empty where unknown.
         host: This node among them.
         run: The run of the job; None where the machine times no runs.
@@ -179,8 +179,8 @@ class JobEnergy:
         energy_j: Joules, its share of its machines included.
         slot_j: Joules of its slots alone (GPU boards, or the share of the processor), for power per slot.
         quality: The weakest of its parts.
-        source: What counted it; totals of one source only grow, another starts at 0.
-        covered_s: Time on slots that these joules cover, seconds; NaN for all of it since the source counts the job.
+        source: Source of the count; totals of one source only grow, another source starts at 0.
+        covered_s: Time on slots that these joules cover, seconds; NaN for all time since the source counts the job.
     """
 
     energy_j: float
@@ -219,10 +219,10 @@ class ClusterSnapshot:
 
     Attributes:
         slots: Slots of the nodes that are up.
-        jobs: Every job that is not over, and those that ended lately; by number.
+        jobs: Every job that is not over, and the jobs that ended lately; by number.
         notes: Remarks for the operator, one sentence each.
         self_starting: Whether jobs start by themselves unless they are held.
-        overtaking: Whether a released job that does not fit keeps no other from starting.
+        overtaking: Whether other jobs may start while a released job does not fit.
         nodes: The nodes that are up; empty where the cluster is one machine.
     """
 
@@ -263,7 +263,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Let a waiting job run on so many slots."""
+    """Start a waiting job on the given number of slots."""
 
     job: int
     slots: int
@@ -271,14 +271,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop a running job, which may save its state; it waits, held, under the same number."""
+    """Stop a running job, which may save its state; it then waits, held, under the same number."""
 
     job: int
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Separate so many waiting tasks, held, from an array; each becomes a job of its own number."""
+    """Separate ``count`` waiting tasks, held, from an array; each becomes a job with its own number."""
 
     job: int
     count: int
@@ -286,7 +286,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order in which waiting jobs are to start, first first."""
+    """Set the order in which waiting jobs start, from the first to the last."""
 
     jobs: tuple[int, ...]
 
@@ -296,12 +296,12 @@ ClusterAction = Hold | Release | Start | Stop | Split | Order
 
 @dataclass(frozen=True, slots=True)
 class PastJob:
-    """One job as a cluster's accounting remembers it.
+    """One job in a cluster's accounting.
 
     Attributes:
         id: Its number, as text: arrays have ``17_3``.
         name, owner, account, partition: Name, owner, account and partition.
-        state: Final state in the accounting's own word.
+        state: Final state, as the accounting names it.
         submit_s, start_s, end_s: Unix seconds; NaN where unknown. ``submit_s`` is the earliest possible start where
             the accounting gives that beside the submission.
         elapsed_s: Time it held its resources.
@@ -332,5 +332,5 @@ class PastJob:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Identity that a job shares with its other runs and parts alone: clusters number their jobs alike."""
+        """Cluster and number, shared only by the runs and parts of one job: clusters use the same numbers."""
         return self.cluster, self.id

@@ -10,7 +10,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One thing to do, and why. Logged next to the observation that led to it.
+    """One action that a policy decided on, with its reason. Logged next to the observation that led to it.
 
     Attributes:
         kind: What to do (``set_mix``, ``preempt``, ``set_clock`` ...).
@@ -34,7 +34,7 @@ class Step(Generic[S]):
     """The outcome of one policy step.
 
     Attributes:
-        state: The policy's next state; opaque to everyone else.
+        state: The policy's next state; opaque to all other components.
         decisions: What to do, in order.
         wake_s: Unix seconds before which the policy has nothing to do unless something changes; None for its period.
     """

@@ -114,10 +114,10 @@ class StaleDataError(DataError):
 
 
 class CapabilityError(JouleryError):
-    """This machine cannot or may not do what was asked.
+    """This machine cannot do what was requested, or lacks the permission.
 
     Args:
-        message: What was asked and what stands in the way.
+        message: What was requested and what prevents it.
         resource: The file, device or package in question.
         grant: The exact command line that grants it, where one exists.
         hint: Anything else that helps.
@@ -158,7 +158,7 @@ class ActuationError(JouleryError):
         message: What failed.
         applied: Steps that took effect and stand.
         rolled_back: Steps that were undone.
-        left_dirty: Steps that could not be undone; a person has to look.
+        left_dirty: Steps that could not be undone; a person has to check them.
         hint: How to put it right.
     """
 

@@ -1,4 +1,4 @@
-"""Numbers of JSON documents: those that are not finite are null there."""
+"""Conversion of numbers for JSON documents, where numbers that are not finite are null."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def known_number(value: float) -> float | None:
 
 
 def known_numbers(value: Any) -> Any:
-    """The same object with None for every number that is not finite, all the way down; tuples become lists."""
+    """Replace every number that is not finite by None, at all levels of an object; tuples become lists."""
     if isinstance(value, float):
         return known_number(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Interfaces of the pure rooms to the world, one to four methods each. Adapters implement these; fakes too."""
+"""Interfaces of the pure packages to the outside world, one to four methods each. Adapters and fakes implement them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ D = TypeVar("D", ClockSetting, PowerSetting, MigSetting, MpsSetting, SleepSettin
 
 
 class Clock(Protocol):
-    """Wall time and patience."""
+    """Source of the wall time, which can also wait."""
 
     def now_s(self) -> float:
-        """Unix seconds."""
+        """The present time, Unix seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         ...
 
 
@@ -59,14 +59,14 @@ class Meter(Protocol):
         ...
 
     def read(self) -> tuple[float, ...]:
-        """One value a channel, joules or watts as its kind says; NaN where the device gave none this time.
+        """Read one value for each channel, joules or watts by its kind; NaN where the device gave none this time.
 
         A device that fails or disappears gives NaN and a note, never an exception.
         """
         ...
 
     def notes(self) -> tuple[str, ...]:
-        """Notes for a reader of the data, one sentence each, that no earlier call returned."""
+        """New notes for readers of the data, one sentence each; no earlier call returned them."""
         ...
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class CarbonSource(Protocol):
         """The intensity over ``[t0_s, t1_s)``; unknown steps are NaN.
 
         Raises:
-            DataError: The source has nothing for the interval, or answered nonsense.
+            DataError: The source has no data for the interval, or its answer is invalid.
         """
         ...
 
@@ -99,44 +99,44 @@ class Following(CarbonSource, Protocol):
     """A source of carbon intensity that may change while a run uses it, such as a growing file."""
 
     def changed(self) -> bool:
-        """Whether there is something new to ask for."""
+        """Whether the source has new values."""
         ...
 
     def known(self) -> CarbonSeries:
-        """All that it holds; it may end in the past.
+        """The whole series that the source holds; it may end in the past.
 
         Raises:
-            DataError: It holds nothing, or cannot be used.
+            DataError: The source holds no values, or cannot be used.
         """
         ...
 
 
 class Engine(Protocol):
-    """Runs model replicas and answers requests with them. Lives on one asyncio event loop."""
+    """Runs model replicas and answers requests with them. It belongs to one asyncio event loop."""
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
-        """Make ``target`` the set of replicas: start the new, switch, let the old finish. None is lost.
+        """Make ``target`` the set of replicas: start new ones, switch, let old ones finish. No request is lost.
 
         Raises:
-            ConfigError, DataError, CapabilityError: A replica of the target cannot be; the old set serves on.
-            ActuationError: A new replica died or took too long; the old set serves on.
+            ConfigError, DataError, CapabilityError: A replica of the target is impossible; the old set stays in use.
+            ActuationError: A new replica died or took too long; the old set stays in use.
         """
         ...
 
     def replicas(self) -> tuple[ReplicaView, ...]:
-        """Every replica now, sorted by id."""
+        """Every present replica, sorted by id."""
         ...
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
-        """The answer of the replica whose turn it is. Cancelling the call withdraws a waiting request.
+        """Let the next replica answer a request. Cancelling the call withdraws a waiting request.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` states why.
         """
         ...
 
     async def close(self) -> None:
-        """Let running requests finish within the engine's own limit, then leave nothing behind. Safe to call twice."""
+        """Let running requests finish within the engine's own limit, then release everything. Safe to call twice."""
         ...
 
 
@@ -147,8 +147,8 @@ class ClusterBackend(Protocol):
         """The present state of the cluster.
 
         Raises:
-            CapabilityError: It does not answer.
-            DataError: It answered nonsense.
+            CapabilityError: The cluster does not answer.
+            DataError: Its answer is invalid.
         """
         ...
 
@@ -156,25 +156,25 @@ class ClusterBackend(Protocol):
         """Start one action; idempotent. Returns a remark for the log.
 
         Raises:
-            ActuationError: It was refused (the job ended meanwhile, does not fit …).
+            ActuationError: The action was refused (the job ended meanwhile, does not fit …).
             CapabilityError: The cluster does not answer.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the cluster; its jobs go on. Safe to call twice."""
+        """Release the cluster; its jobs continue. Safe to call twice."""
         ...
 
 
 class Device(Protocol[D]):
     """One knob of one device: its clock, its power limit, how a GPU is partitioned, which processes share it.
 
-    A change either happens or does not: whatever fails, the device is set to what it was before or to what was asked
-    for, and the error says which.
+    A change happens completely or not at all: after any failure, the device has its former or the requested setting,
+    and the error states which.
     """
 
     def capability(self) -> DeviceCapability:
-        """The setting's range, whether this process may change it, and the line that grants it.
+        """The setting's range, whether this process may change it, and the command that grants the permission.
 
         Raises:
             CapabilityError: The device is gone.
@@ -182,25 +182,25 @@ class Device(Protocol[D]):
         ...
 
     def observe(self) -> DeviceState[D]:
-        """Its present state.
+        """The present state of the device.
 
         Raises:
-            CapabilityError: The device is gone, or may not be looked at.
+            CapabilityError: The device is gone, or this process may not read it.
         """
         ...
 
     def apply(self, wanted: D, /) -> DeviceChange[D]:
-        """Set it, and look whether it took. Setting what is set already does nothing.
+        """Apply a setting and check that it took effect. A setting that is in force already changes nothing.
 
         Raises:
-            ConfigError: It cannot be set to that.
+            ConfigError: The device cannot have this setting.
             CapabilityError: This process may not set it, or the device is gone; nothing was changed.
-            ActuationError: It was refused; ``rolled_back`` or ``left_dirty`` says what it is set to now.
+            ActuationError: The change was refused; ``rolled_back`` or ``left_dirty`` states the present setting.
         """
         ...
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[D]:
-        """Back to a state that was observed once, here or in another process; to the factory's when None.
+        """Restore a state that was observed once, by this or another process; the factory's when None.
 
         Raises:
             CapabilityError, ActuationError: As ``apply``.
@@ -217,67 +217,67 @@ class Backlog(Protocol):
 
 
 class Copied(Protocol):
-    """An engine in another process: what it shows is a copy."""
+    """An engine in another process, whose state is shown as a copy."""
 
     async def refresh(self) -> None:
-        """Renew the copy."""
+        """Update the copy of the engine's state."""
         ...
 
 
 class Admission(Protocol):
-    """An engine with a limit on waiting requests a service."""
+    """An engine with a limit on the waiting requests of each service."""
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
-        """Refuse requests (``OVERLOADED``) past a limit on those that wait; None for the engine's own limit."""
+        """Set the limit of a service's queue, past which requests are ``OVERLOADED``; None for the engine's own."""
         ...
 
 
 class Steering(Protocol):
-    """An engine that keeps shares of a service's requests: among the variants that replicas keep loaded, or among
+    """An engine that divides a service's requests by shares: among the variants that replicas keep loaded, or among
     replicas of several variants."""
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Let the variants of a mix answer from the next request on; replicas stay as they are."""
+        """Set the mix that divides a service's requests from the next one on; replicas do not change."""
         ...
 
     def set_next_mixes(self, mixes: Mapping[str, VariantMix], /) -> None:
-        """The mix of each service from the next change of the replicas on; none of those given before."""
+        """Set the mixes of services from the next change of the replicas on; they replace mixes set so before."""
         ...
 
     def mix(self, service: str, /) -> VariantMix:
-        """The mix in force."""
+        """The mix of a service that is in force."""
         ...
 
 
 class Places(Protocol):
-    """Hands out the parts of GPUs that replicas run on, and has the GPUs divided so that there are enough of them."""
+    """Assigns GPU slices to replicas, and partitions the GPUs so that there are enough slices."""
 
     @property
     def alone(self) -> frozenset[str]:
-        """Ids of the parts that take one process at a time: the old one ends before a new one starts."""
+        """Ids of the slices that take one process at a time: the old one ends before a new one starts."""
         ...
 
     def vacate(self, wanted: Sequence[WantedPart], /) -> frozenset[str]:
-        """Ids of the parts that must be empty before :meth:`settle`; none where everything fits as it is.
+        """Ids of the slices that must be empty before :meth:`settle`; none where everything fits already.
 
         Raises:
-            CapabilityError, ConfigError: The GPUs of this machine can never provide it.
+            CapabilityError, ConfigError: The GPUs of this machine can never provide the wanted slices.
         """
         ...
 
     def settle(self, wanted: Sequence[WantedPart], /) -> str:
-        """Partition and share the GPUs so that all of it fits; the changes in words, empty for nothing.
+        """Partition and share the GPUs so that all wanted slices fit; the changes as text, empty for none.
 
         Raises:
-            JouleryError: It cannot be; every GPU is as it was.
+            JouleryError: The GPUs cannot be partitioned so; every GPU is as it was.
         """
         ...
 
     def assign(self, wanted: Sequence[WantedPart], taken: Sequence[DeviceSlice], /) -> tuple[DeviceSlice, ...]:
-        """A part for each, in the order of ``wanted``, beside those that are taken.
+        """Assign a slice to each entry of ``wanted``, in its order, without those that are taken.
 
         Raises:
-            CapabilityError: There are not enough.
+            CapabilityError: There are not enough slices.
         """
         ...
 
@@ -290,21 +290,21 @@ class Policy(Protocol[S, O_contra]):
         ...
 
     def step(self, state: S, observation: O_contra, /) -> Step[S]:
-        """The next state and what to do."""
+        """The next state and the decisions."""
         ...
 
 
 class Tracer(Protocol):
-    """A way to have a program of some framework record what it runs."""
+    """Makes programs of a framework record their operations, and reads the recordings."""
 
     def environment(self, folder: str, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Variables that have a program recorded into a folder, on top of those it inherits."""
+        """Environment variables that make a program record into a folder, on top of those it inherits."""
         ...
 
     def recorded(
         self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
     ) -> tuple[list[TracedSession], list[str]]:
-        """The recorded sessions of a folder, and problems, one sentence each.
+        """The recorded sessions of a folder, and one sentence for each problem.
 
         Raises:
             DataError: A recording is damaged.
@@ -312,9 +312,9 @@ class Tracer(Protocol):
         ...
 
     def step_counts(self, folder: str) -> StepCounts:
-        """Steps of the programs that recorded themselves there, recorded or not."""
+        """Steps, recorded or not, of the programs that recorded into a folder."""
         ...
 
     def leftovers(self, folder: str) -> None:
-        """Delete what was recorded there, after it has been read."""
+        """Delete the recordings of a folder, after they have been read."""
         ...

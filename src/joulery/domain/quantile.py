@@ -1,18 +1,18 @@
-"""A quantile of some hundred values, without an array."""
+"""Quantiles of some hundred values, without a NumPy array."""
 
 from collections.abc import Iterable, Sequence
 
 
 def quantile_of(values: Iterable[float], quantile: float) -> float:
-    """A quantile of one value or more, interpolated linearly: what ``numpy.quantile`` gives, to the last digit.
+    """A quantile of one value or more, interpolated linearly, equal to ``numpy.quantile`` to the last digit.
 
-    Some hundred values take a tenth of its time. Between two infinite values the quantile is infinite.
+    For some hundred values it takes a tenth of NumPy's time. Between two infinite values the quantile is infinite.
     """
     return quantile_of_sorted(sorted(values), quantile)
 
 
 def quantile_of_sorted(ordered: Sequence[float], quantile: float) -> float:
-    """As :func:`quantile_of`, of values in increasing order."""
+    """A quantile as in :func:`quantile_of`, of values in increasing order."""
     place = quantile * (len(ordered) - 1)
     below = int(place)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]

@@ -1,4 +1,4 @@
-"""Old names that are still read: one warning names the new word."""
+"""Old names that are still accepted, with one warning that names the new name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLICY_NAMES: Mapping[str, str] = {"shadow": "standby"}
 
 
 class RenamedWarning(FutureWarning):
-    """An old key, flag or field was read; the next release does not know it any more."""
+    """An old key, flag or field was read, which the next release no longer accepts."""
 
 
 def warn_renamed(old: str, new: str, where: str = "") -> None:
@@ -23,7 +23,7 @@ def warn_renamed(old: str, new: str, where: str = "") -> None:
     Args:
         old: The name that was read, as written (``lanes``, ``--draws``).
         new: The name to write instead.
-        where: File, line and key, for what stands in a file (``site.yaml:15 services.0.lanes``).
+        where: File, line and key, for a name in a file (``site.yaml:15 services.0.lanes``).
     """
     prefix = f"{where}: " if where else ""
     warnings.warn(RenamedWarning(f"{prefix}{old} is now called {new}; the next release reads only {new}"), stacklevel=2)

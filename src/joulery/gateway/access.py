@@ -1,4 +1,4 @@
-"""Address, bearer token and TLS files of the gateway, as users write them."""
+"""Parse the address, bearer token and TLS files of the gateway."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MIN_TOKEN_LENGTH = 8
 
 
 def address(text: str, pointer: str = "listen") -> tuple[str, int]:
-    """Host and port of ``host:port``, ``[v6]:port`` or ``:port`` (loopback).
+    """Parse host and port of ``host:port``, ``[v6]:port`` or ``:port`` (loopback).
 
     Args:
-        text: As it was written.
-        pointer: Where, for the error.
+        text: Text of the address.
+        pointer: Flag or key of the address, for the error.
 
     Raises:
-        ConfigError: It is no such address.
+        ConfigError: The text is not such an address.
     """
     try:
         return split_address(text)
@@ -32,10 +32,10 @@ def address(text: str, pointer: str = "listen") -> tuple[str, int]:
 
 
 def site_token(serving: ServingConfig) -> str | None:
-    """The token a site file asks for; None where it asks for none.
+    """The token that a site file requires; None where it requires none.
 
     Raises:
-        ConfigError: The file that holds it cannot be read.
+        ConfigError: The file of the token cannot be read.
     """
     if serving.token is not None:
         return serving.token.get_secret_value()
@@ -48,10 +48,10 @@ def site_tls(serving: ServingConfig) -> TlsFiles | None:
 
 
 def read_token(path: Path) -> str:
-    """The bearer token in a file, without the white space around it.
+    """Read the bearer token in a file, without the white space around it.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no token that can be sent in a header.
+        ConfigError: The file cannot be read, or has no token that can be sent in a header.
     """
     try:
         token = path.read_text().strip()

@@ -1,4 +1,4 @@
-"""The routes beside the inference protocol: ``/metrics``, and mounted routes (the dashboard)."""
+"""The routes outside the inference protocol: ``/metrics``, and mounted routes (the dashboard)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from joulery.gateway.metrics import Metrics
 
 
 def admin_app(metrics: Metrics, routes: Sequence[BaseRoute] = ()) -> Starlette:
-    """The application for everything outside ``/v2``.
+    """Create the application for all paths outside ``/v2``.
 
     Args:
-        metrics: What ``/metrics`` shows.
+        metrics: The metrics of ``/metrics``.
         routes: Further routes.
     """
 

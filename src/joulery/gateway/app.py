@@ -54,17 +54,17 @@ STATUS = {
     Outcome.UNAVAILABLE: 503,
     Outcome.DEADLINE: 504,
 }
-"""The HTTP status of every outcome; 499 is never seen, its client is gone."""
+"""The HTTP status of every outcome; no client receives 499, since it has disconnected."""
 
 OPEN_PATHS = ("/v2/health/live", "/", "/dashboard")
-"""Paths without a token: whether the server lives, and pages that hold no data (with what is under ``/static/``)."""
+"""Paths that need no token: the liveness probe, and pages without data (and all paths under ``/static/``)."""
 _OPENAI_PATHS = ("/v1", "/chat/completions", "/completions", "/responses", "/embeddings", "/models")
 """Paths of clients of language models whose base_url lacks /v1."""
 MONITORING_PATHS = ("/metrics", "/v2/health/ready")
-"""Paths of Prometheus and probes: open as well where the site says so (``serving.open_monitoring``)."""
+"""Paths of Prometheus and probes: need no token if ``serving.open_monitoring`` is set."""
 
 EXTENSIONS = ("binary_tensor_data",)
-"""Of the protocol, what this server has beside its core."""
+"""Extensions of the protocol that this server supports."""
 
 _JSON = (b"content-type", b"application/json")
 _BINARY = (b"content-type", b"application/octet-stream")
@@ -76,7 +76,7 @@ class Exchange(Protocol):
 
     @property
     def lost(self) -> bool:
-        """True when the client has gone."""
+        """Whether the client has disconnected."""
         ...
 
     def begin(self) -> None:
@@ -84,54 +84,54 @@ class Exchange(Protocol):
         ...
 
     def end(self) -> None:
-        """The request is done with."""
+        """Mark the request as finished."""
         ...
 
     def answer(self, status: int, headers: Headers, body: bytes, *, last: bool = False) -> bool:
-        """Send the whole answer in one write; False when it has to go the long way.
+        """Send the whole answer in one write; return False if it must be sent as ASGI messages instead.
 
         Args:
             status, headers, body: The answer, without its length.
-            last: Whether the connection ends with it, though the request may not be here in full.
+            last: Whether to close the connection afterwards, even if the request was not received in full.
         """
         ...
 
 
 class MountedRoutes(Protocol):
-    """A part of the gateway that answers on its own paths."""
+    """Routes that are mounted in the gateway."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can answer now."""
+        """Whether the routes can answer now."""
         ...
 
     async def __call__(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send) -> None:
         """Answer one request.
 
         Raises:
-            RefusedError: There is nothing there, or not by this method.
+            RefusedError: There is no such path, or it does not accept this method.
         """
         ...
 
 
 class Gateway:
-    """The application.
+    """The gateway's ASGI application.
 
     Args:
-        engine: Who answers.
-        limits: What one request may ask for.
+        engine: The engine that answers.
+        limits: Limits on a request.
         token: Bearer token that a request must carry unless its path is one of ``OPEN_PATHS``; None for none.
         open_monitoring: Whether :data:`MONITORING_PATHS` need no token either.
-        attribute: What a request is charged in joules and grams; None where that is unknown.
+        attribute: Returns the charge of a request in joules and grams; None where it is unknown.
         telemetry: Called with the record of every inference request that ended.
         admin: Serves everything outside ``/v1`` and ``/v2``; 404 when None.
 
     Attributes:
         bodies: Reads requests within the limits.
-        text: Serves ``/v1``: language models; None where there are none.
+        text: Serves ``/v1`` for language models; None where there are none.
         feedback: Counts labels of answers.
-        label: Has labels counted elsewhere: HTTP status and body by service and body; None to count them here.
-        health: More of the body of ``/v2/health/ready``.
+        label: Passes labels on, by service and body, and returns HTTP status and body; None to count them here.
+        health: Returns further fields of the body of ``/v2/health/ready``.
         sample: Called with the service and the content of each answered request; None for no call.
     """
 
@@ -205,7 +205,7 @@ class Gateway:
     async def _infer(
         self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send, service: str, variant: str
     ) -> None:
-        """One inference request, from its first byte to its record."""
+        """Handle an inference request, from its first byte to its record."""
         arrival_s = unix_s()
         if exchange is not None:
             exchange.begin()
@@ -243,7 +243,7 @@ class Gateway:
                 exchange.end()
 
     async def _label(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send, service: str) -> None:
-        """Labels of earlier answers of a service."""
+        """Handle labels for earlier answers of a service."""
         self._views(service, "")
         body = await self.bodies.read(dict(scope["headers"]), receive)
         try:
@@ -292,7 +292,7 @@ class Gateway:
         self._record(_answered(service, arrival_s, response, share))
 
     def failed(self, service: str, arrival_s: float, error: RequestError) -> EnergyShare | None:
-        """Record a request that got no answer; what it is charged all the same."""
+        """Record a request that got no answer; return its charge."""
         share = None
         if self.attribute is not None and error.variant and error.cpu_s > 0:
             share = self.attribute(service, error.variant, error.cpu_s, error.service_s, unix_s())
@@ -300,7 +300,7 @@ class Gateway:
         return share
 
     def _cost(self, variant: str, share: EnergyShare | None) -> Headers:
-        """The variant and its cost; unknown figures are left out."""
+        """Headers with the variant and the cost of an answer; unknown figures are left out."""
         header = self._variant_headers.get(variant)
         if header is None:
             header = self._variant_headers[variant] = (b"x-joulery-variant", quote(variant).encode())
@@ -320,7 +320,7 @@ class Gateway:
             sink(record)
 
     def _describe(self, parts: list[str]) -> tuple[int, dict[str, Any]]:
-        """Status and body of everything under ``/v2`` that is not inference."""
+        """Status and body of paths under ``/v2`` other than inference."""
         match parts[2:]:
             case [] | [""]:
                 return 200, {"name": "joulery", "version": __version__, "extensions": list(EXTENSIONS)}
@@ -355,7 +355,7 @@ class Gateway:
         return any(view.state is ReplicaState.READY for view in self._views(service, variant))
 
     def model_metadata(self, service: str, variant: str = "") -> dict[str, Any]:
-        """A model's metadata: what its newest ready replica declares.
+        """A model's metadata, as declared by its newest ready replica.
 
         Raises:
             RefusedError: There is no such service or variant.
@@ -408,10 +408,10 @@ def only(scope: Scope, *methods: str) -> None:
 
 
 def seconds_of(value: bytes | None) -> float | None:
-    """The patience that a request's header names; None where it names none.
+    """Parse the timeout in a request's header; None without one.
 
     Raises:
-        RequestError: It is no positive number of seconds.
+        RequestError: The value is not a positive number of seconds.
     """
     if value is None:
         return None
@@ -442,7 +442,7 @@ def _answered(service: str, arrival_s: float, response: InferResponse, share: En
 
 
 def _failed(service: str, arrival_s: float, error: RequestError, share: EnergyShare | None) -> RequestRecord:
-    """The record of a request that was not answered. An unknown name is not kept: there is no end of them."""
+    """Record of a request that was not answered. Unknown names are not kept, since their number is unbounded."""
     name = "" if error.outcome is Outcome.UNKNOWN else service
     return RequestRecord(
         name,
@@ -466,7 +466,7 @@ async def reply(
 
     Args:
         send: ASGI's send.
-        exchange: The server's own way to answer at once; None without one.
+        exchange: The server's extension to answer in one write; None without it.
         status: HTTP status.
         body: The whole body.
         headers: Names in lower case; a length is added.

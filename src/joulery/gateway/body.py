@@ -19,7 +19,7 @@ class Limits:
 
     Attributes:
         body_bytes: Longest body; beyond it the answer is 413.
-        held_bytes: Bodies held for all requests together; beyond it the answer is 503.
+        held_bytes: Bytes held for all requests together; beyond it the answer is 503.
     """
 
     body_bytes: int = 16 << 20
@@ -27,12 +27,12 @@ class Limits:
 
     @classmethod
     def of(cls, body_bytes: int) -> Limits:
-        """The limits for a longest body: sixteen of them are held at once, and 256 MiB at least."""
+        """The limits for a longest body: sixteen such bodies, and at least 256 MiB, may be held at once."""
         return cls(body_bytes, max(cls().held_bytes, 16 * body_bytes))
 
 
 class RefusedError(RequestError):
-    """A request that is answered without an engine, with a status of its own, perhaps before it is here in full."""
+    """A request that is refused without the engine, with its own status, possibly before it is received in full."""
 
     def __init__(
         self, status: int, message: str, *headers: tuple[bytes, bytes], outcome: Outcome = Outcome.INVALID
@@ -43,13 +43,13 @@ class RefusedError(RequestError):
 
 
 class BodyReader:
-    """Reads bodies, all of them together within the limits.
+    """Reads bodies of requests within the limits.
 
     Args:
         limits: The limits.
 
     Attributes:
-        held_bytes: Bodies being read, or read and not given back.
+        held_bytes: Bytes of bodies that are being read, or were read and not given back.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -57,12 +57,12 @@ class BodyReader:
         self.held_bytes = 0
 
     def give_back(self, body: bytes) -> None:
-        """A body that ``read`` returned is done with."""
+        """Release a body that ``read`` returned."""
         self.held_bytes -= len(body)
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
-        """Hold a request that was read elsewhere, for as long as it is answered.
+        """Count a request that was read elsewhere as held while it is answered.
 
         Args:
             size: Its length in bytes.
@@ -79,10 +79,10 @@ class BodyReader:
             self.held_bytes -= size
 
     async def read(self, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body, held until it is given back.
+        """Read the whole body, which is held until it is given back.
 
         Raises:
-            RequestError: It is too long, encoded, or its client went away.
+            RequestError: The body is too long or encoded, or its client disconnected.
         """
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise RefusedError(415, "bodies are taken as they are, without content-encoding")
@@ -124,10 +124,10 @@ class BodyReader:
 
 
 def length_of(value: bytes | None, name: str) -> int | None:
-    """A header that counts bytes; None where it is not there.
+    """Parse a header with a number of bytes; None without one.
 
     Raises:
-        RequestError: It is no number of bytes.
+        RequestError: The value is not a number of bytes.
     """
     if value is None:
         return None

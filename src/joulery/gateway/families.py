@@ -1,4 +1,4 @@
-"""Metric families as they are declared, and the registry that exports them: base units, bounded labels."""
+"""Declarations of metric families, and the registry that exports them, with base units and bounded labels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ OTHER = "other"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric family as declared: ``name`` as it is exposed, ``kind`` as Prometheus calls it.
+    """Declaration of a metric family: ``name`` as exported, ``kind`` as in Prometheus.
 
-    ``old`` is the name it had in the release before; :class:`Registry` exports it beside the new one.
+    ``old`` is its name in the previous release; :class:`Registry` exports it in addition to the new one.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Registry(CollectorRegistry):
         self.declare(families)
 
     def declare(self, families: Iterable[Family]) -> None:
-        """Note which of ``families`` have an old name."""
+        """Register those of ``families`` that have an old name."""
         self._renamed.update((_base(family.name), family) for family in families if family.old)
 
     def collect(self) -> Iterator[Metric]:
-        """Every family; behind a renamed one, its copy under the old name."""
+        """Collect every family; a renamed one is followed by a copy under its old name."""
         for metric in super().collect():
             yield metric
             if metric.name in self._renamed:
@@ -51,7 +51,7 @@ def _base(name: str) -> str:
 
 
 def _copy(metric: Metric, family: Family) -> Metric:
-    """``metric`` under its old name; its help names the new one."""
+    """Copy ``metric`` under its old name; the help text names the new one."""
     new, old = _base(family.name), _base(family.old)
     copy = Metric(old, f"Old name of {family.name}; the next release does not export it.", metric.type)
     copy.samples = [sample._replace(name=old + sample.name.removeprefix(new)) for sample in metric.samples]
@@ -59,13 +59,13 @@ def _copy(metric: Metric, family: Family) -> Metric:
 
 
 class Bounded:
-    """At most ``MAX_LABELS`` distinct values of a label; what comes later is ``other``."""
+    """Limits a label to ``MAX_LABELS`` distinct values; later values become ``other``."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def __call__(self, value: str) -> str:
-        """The value, or ``other`` where it is one too many."""
+        """Return the value, or ``other`` if the limit is reached and the value is new."""
         if value not in self._seen and len(self._seen) >= MAX_LABELS:
             return OTHER
         self._seen.add(value)
@@ -73,7 +73,7 @@ class Bounded:
 
 
 def family_metric(family: Family) -> CounterMetricFamily | GaugeMetricFamily:
-    """An empty family, to be given samples."""
+    """Create an empty family, to which samples are added."""
     if family.kind == "counter":
         return CounterMetricFamily(family.name, family.help, labels=family.labels)
     return GaugeMetricFamily(family.name, family.help, labels=family.labels)

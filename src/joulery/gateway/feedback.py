@@ -1,4 +1,4 @@
-"""Labels of answers: clients report by request id which answers were right, and accuracy is counted by variant."""
+"""Labels of answers: clients report by request id whether an answer was correct; accuracy is counted by variant."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import orjson
 from joulery.gateway.body import RefusedError
 
 MOST_ANSWERS = 100_000
-"""Answers whose variant is remembered until their label comes; older ones are forgotten."""
+"""Largest number of answers whose variant is kept until a label arrives; older ones are dropped."""
 MOST_LABELS = 10_000
-"""Labels of one call."""
+"""Largest number of labels of one call."""
 _LONGEST_ID = 128
 
 
 class Feedback:
-    """Remembers which variant gave each answer that has a request id, and counts the labels that come back.
+    """Keeps the variant of each answer with a request id, and counts the labels that clients send for them.
 
     An answer is labelled once. Answers to requests without an id, or with one of more than 128 characters, are not
-    remembered.
+    kept.
 
     Attributes:
-        right, labelled: Answers that were right, and answers that were labelled, by service and variant.
+        right, labelled: Numbers of correct and of labelled answers, by service and variant.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Feedback:
         self._variant: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def answered(self, service: str, request: str, variant: str) -> None:
-        """A request with an id was answered; a second one with the same id takes its place."""
+        """Keep the variant that answered a request with an id; a later request with the same id replaces it."""
         if len(request) > _LONGEST_ID:
             return
         self._variant[service, request] = variant
@@ -41,14 +41,13 @@ class Feedback:
             self._variant.popitem(last=False)
 
     def label(self, service: str, body: bytes) -> dict[str, int]:
-        """Take in ``{"labels": [{"id": "…", "correct": true}, …]}``.
+        """Count the labels of ``{"labels": [{"id": "…", "correct": true}, …]}``.
 
         Returns:
-            How many labels were ``accepted``, and how many ids are ``unknown``: never answered, labelled before, or
-            forgotten.
+            Numbers of ``accepted`` labels and of ``unknown`` ids: never answered, labelled before, or dropped.
 
         Raises:
-            RefusedError: The body is no such object; nothing of it was counted.
+            RefusedError: The body is not such an object; none of its labels was counted.
         """
         labels = _labels(body)
         accepted = 0
@@ -62,7 +61,7 @@ class Feedback:
         return {"accepted": accepted, "unknown": len(labels) - accepted}
 
     def tally(self, service: str) -> dict[str, tuple[int, int]]:
-        """Of each variant of a service how many labelled answers were right, and how many were labelled."""
+        """Numbers of correct and of labelled answers of each variant of a service."""
         return {
             variant: (self.right[name, variant], count)
             for (name, variant), count in self.labelled.items()

@@ -51,7 +51,7 @@ _PREFIX, _OLD_PREFIX = "joulery_llm_", "joulery_text_"
 
 
 def _family(name: str, kind: str, labels: tuple[str, ...], text: str, old: str = "") -> Family:
-    """A family ``joulery_llm_NAME``; ``old`` is its name in the release before, without the prefix."""
+    """Declare a family ``joulery_llm_NAME``; ``old`` is its name in the previous release, without the prefix."""
     return Family(_PREFIX + name, kind, labels, text, old=_OLD_PREFIX + old if old else "")
 
 
@@ -180,9 +180,9 @@ class LLMMetrics:
     """Counts answers as they end; gauges and totals are read at the moment of the scrape.
 
     Args:
-        registry: Where the metrics are registered.
+        registry: Registry of the metrics.
         llms: The models, by name.
-        meter: Their meter.
+        meter: Meter of their requests.
     """
 
     def __init__(self, registry: Registry, llms: Mapping[str, LLMService], meter: RequestMeter) -> None:
@@ -204,7 +204,7 @@ class LLMMetrics:
         registry.register(_LLMCollector(llms, meter))
 
     def ended(self, model: str, record: RequestRecord, cost: GenerationCost) -> None:
-        """Count one request, also one whose client left before its end."""
+        """Count a request that has ended, also one whose client disconnected."""
         self._tokens.labels(model, "prompt").inc(cost.usage.prompt)
         self._tokens.labels(model, "completion").inc(cost.usage.completion)
         if cost.energy_per_token_j is not None:
@@ -220,7 +220,7 @@ class LLMMetrics:
                 self._inter_token.labels(model).observe(_gap_s(cost))
 
     def _count_gen_ai(self, model: str, record: RequestRecord, cost: GenerationCost) -> None:
-        """The same under OpenTelemetry's names; times to and between tokens are those of answers alone."""
+        """Count a request under OpenTelemetry's names; times to and between tokens only include answered requests."""
         who = (_OPERATIONS[cost.kind], "joulery", model, cost.variant)
         answered = record.outcome is Outcome.OK
         error = "" if answered else record.outcome.value
@@ -251,7 +251,7 @@ class _LLMCollector(Collector):
             yield _gauge(name)
 
     def collect(self) -> Iterator[Metric]:
-        """The present values."""
+        """The families with their present values."""
         self._meter.settle()
         totals = self._meter.totals
         joules = _counter("machine_joules_total")
@@ -274,7 +274,7 @@ class _LLMCollector(Collector):
         yield from self._reported()
 
     def _reported(self) -> Iterator[Metric]:
-        """The engines' reports of themselves; absent where they report nothing."""
+        """The figures that engines report; absent where an engine reports none."""
         for name, attribute in _ENGINE.items():
             gauge = _gauge(name)
             for model, llm in self._llms.items():

@@ -29,7 +29,7 @@ from joulery.gateway.families import Registry as Registry
 
 _STEPS = (1.0, 2.5, 5.0)
 _TOGETHER = 256
-"""Requests that are counted at once: one by one takes five times the CPU time."""
+"""Number of requests that are counted together: counting one by one takes five times the CPU time."""
 LATENCY_BUCKETS_S = tuple(round(step * 10.0**power, 9) for power in range(-4, 3) for step in _STEPS)
 ENERGY_BUCKETS_J = tuple(round(step * 10.0**power, 9) for power in range(-4, 5) for step in _STEPS)
 
@@ -164,7 +164,7 @@ _EVENTS = frozenset(
 
 
 class Metrics:
-    """One registry, its event counters and its view of the latest snapshot.
+    """Registry of the gateway's metrics, with event counters and the latest snapshot.
 
     Args:
         services: The services; requests for any other name count as ``other``, so that clients cannot add labels.
@@ -194,7 +194,7 @@ class Metrics:
         self.registry.register(_SnapshotCollector(latest))
 
     def add(self, services: Iterable[str]) -> None:
-        """Services that came later."""
+        """Add services."""
         self._services.update(services)
 
     def request(self, record: RequestRecord) -> None:
@@ -226,13 +226,13 @@ class Metrics:
             histograms[1].observe(record.energy.energy_j)
 
     def decision(self, record: DecisionRecord) -> None:
-        """Count one decision by what became of it, and by its cause: a word (``intensity``, ``demand``)."""
+        """Count a decision by its outcome, and by its cause (``intensity``, ``demand``)."""
         decision: Decision = record.decision
         self._decisions.labels(decision.policy, decision.kind, self._mode, record.outcome).inc()
         self._replans.labels(self._causes(decision.cause)).inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type, in the format that the scraper's ``Accept`` asks for."""
+        """Render the exposition, with its content type, in the format of the scraper's ``Accept`` header."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -246,36 +246,36 @@ class Metrics:
 
 
 class _BeforeScrape(Collector):
-    """Exports nothing; registered first, it counts what the other collectors export."""
+    """Counts buffered requests before a scrape: registered first, it exports no families of its own."""
 
     def __init__(self, count: Callable[[], None]) -> None:
         self._count_all = count
 
     def describe(self) -> Iterator[Metric]:
-        """No family."""
+        """Return no families."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """No family."""
+        """Return no families."""
         self._count_all()
         return iter(())
 
 
 class _SnapshotCollector(Collector):
-    """Presents the latest snapshot; holds nothing but which owners and workloads were seen first."""
+    """Exports the latest snapshot; its only state are the owners and workloads that were seen first."""
 
     def __init__(self, latest: Callable[[], NowSnapshot | None]) -> None:
         self._latest = latest
         self._workloads, self._owners = Bounded(), Bounded()
 
     def describe(self) -> Iterator[Metric]:
-        """The families without their values, so that registering asks for no snapshot."""
+        """The families without their values, so that registration needs no snapshot."""
         for family in METRICS:
             if family.name not in _EVENTS:
                 yield _metric(family.name)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the moment."""
+        """The families with their present values."""
         build = _metric("joulery_build_info")
         build.add_metric((__version__, platform.python_version()), 1.0)
         yield build

@@ -1,4 +1,4 @@
-"""The monitor as an ASGI application."""
+"""HTTP API of the monitor, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = frozenset({"pid", "period", "out"})
 
 
 def monitor_app(monitor: Monitor) -> Starlette:
-    """The protocol of one monitor."""
+    """Create the HTTP API of a monitor."""
 
     async def start(request: Request) -> Response:
         pid, out, period_s = _order(await request.body())
@@ -59,10 +59,10 @@ def monitor_app(monitor: Monitor) -> Starlette:
 
 
 def _order(body: bytes) -> tuple[int, Path | None, float | None]:
-    """The order in a POST.
+    """Parse the body of a POST: process id, run folder and period.
 
     Raises:
-        ConfigError: It is no such object.
+        ConfigError: The body is not such an object.
     """
     try:
         order = orjson.loads(body)

@@ -1,7 +1,7 @@
 """The OpenAI API in front of language models: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``,
 ``/v1/responses`` and ``/v1/embeddings``.
 
-A stream begins when its engine does, so that a failure before that has its own status. Its last chunk contains what it
+A stream begins when its engine does, so that a failure before that has its own status. Its last chunk contains the
 cost. A client that disconnects ends its request, in the queue or in the engine.
 """
 
@@ -57,8 +57,8 @@ class OpenAIRoutes:
         bodies: Reads requests within the gateway's limits.
         telemetry: Called with the record of every request that ended.
         watches: Called with the name of the model and the cost of each answer.
-        aliases: Names of models by other names that clients may use.
-        families: Names of several models each, of which one is chosen for each request.
+        aliases: Names of models by alias.
+        families: Names that stand for several models, of which one is chosen for each request.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class OpenAIRoutes:
         return [llm]
 
     def ended(self, model: str, record: RequestRecord, cost: GenerationCost | None) -> None:
-        """A request has ended."""
+        """Report a request that has ended to telemetry and watches."""
         for sink in self.telemetry:
             sink(record)
         if cost is not None:
@@ -131,7 +131,7 @@ class OpenAIRoutes:
 
 
 class _Conversation:
-    """One request, from its first byte to its record."""
+    """Handles one request, from its first byte to its record."""
 
     def __init__(self, routes: OpenAIRoutes, kind: GenerationKind, exchange: Exchange | None, send: Send) -> None:
         self._routes, self._kind, self._exchange, self._send = routes, kind, exchange, send
@@ -144,7 +144,7 @@ class _Conversation:
         self._request_id = b""
 
     async def run(self, scope: Scope, receive: Receive) -> None:
-        """Answer it."""
+        """Answer the request."""
         if self._exchange is not None:
             self._exchange.begin()
         body = b""
@@ -181,14 +181,14 @@ class _Conversation:
                 self._exchange.end()
 
     def _go_elsewhere(self, llm: LLMService, error: RequestError) -> None:
-        """Another model of the family answers: what this one spent is recorded, and it gets no requests for a while."""
+        """Prepare for another model of the family: record this one's cost, and report its failure to the family."""
         if self._family is not None and error.outcome is not Outcome.OVERLOADED:
             self._family.failed(llm.name)
         if self._job is not None and self._job.cost is not None and self._job.attempts:
             self._record(error.outcome)
 
     async def _answer(self, llm: LLMService, request: GenerationRequest) -> None:
-        """Answer by one model."""
+        """Answer with one model."""
         self._model, self._job, self._held = llm.name, None, b""
         self._job = llm.accept(request)
         if request.stream:
@@ -229,7 +229,7 @@ class _Conversation:
         await self._write(_comment(job.cost) + b"data: [DONE]\n\n", more=False)
 
     def _renamed(self, data: dict[str, Any]) -> dict[str, Any]:
-        """A chunk under the gateway's name for the model."""
+        """A chunk with the gateway's name for the model."""
         if self._kind is not GenerationKind.RESPONSE:
             return {**data, "model": self._model, **_without_usage(data)}
         response = data.get("response")
@@ -299,12 +299,12 @@ class _Conversation:
 
 
 def _without_usage(data: dict[str, Any]) -> dict[str, Any]:
-    """Entry that hides the usage asked for on the client's behalf; a chunk with choices carries none."""
+    """Entry that hides the usage which the gateway requested; a chunk with choices has none."""
     return {"usage": None} if data.get("usage") is not None else {}
 
 
 def _comment(cost: GenerationCost) -> bytes:
-    """A comment of the event stream, which clients skip and people read."""
+    """A comment of the event stream with the cost, which clients ignore and people can read."""
     if cost.energy is None:
         return b""
     text = b": joulery energy_j=%.6g quality=%b" % (cost.energy.energy_j, cost.energy.quality.value.encode())

@@ -1,7 +1,7 @@
-"""Request and answer bodies of the OpenAI API; answers contain what they cost.
+"""Request and answer bodies of the OpenAI API; answers contain their cost.
 
-Pure functions from bytes to nouns and back. Source: OpenAI API reference, chat completions and completions; an answer's
-``usage`` carries one more object, ``joulery``.
+Pure functions that convert bytes to domain objects and back. Source: OpenAI API reference, chat completions and
+completions; an answer's ``usage`` has one more object, ``joulery``.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def parse_request(
     timeout_s: float | None = None,
     headers: Mapping[bytes, bytes] | None = None,
 ) -> GenerationRequest:
-    """The request in ``body``.
+    """Parse the request in ``body``.
 
     Args:
         kind: The endpoint.
         body: JSON.
         timeout_s: Seconds within which the client wants the answer.
-        headers: Of the request; those of :data:`FORWARDED_HEADERS` go on to the engine.
+        headers: Headers of the request; those of :data:`FORWARDED_HEADERS` are forwarded to the engine.
 
     Raises:
-        ParameterError: The body is no such request.
+        ParameterError: The body is not such a request.
     """
     try:
         data = orjson.loads(body)
@@ -120,7 +120,7 @@ def cost_document(cost: GenerationCost) -> dict[str, Any]:
 
 
 def with_cost(data: dict[str, Any], model: str, cost: GenerationCost) -> dict[str, Any]:
-    """An answer, or the last chunk of a stream, under the service's name and with what it cost."""
+    """Add the service's name and the cost to an answer, or to the last chunk of a stream."""
     usage = data.get("usage")
     counted = {
         "prompt_tokens": cost.usage.prompt,
@@ -134,14 +134,14 @@ def with_cost(data: dict[str, Any], model: str, cost: GenerationCost) -> dict[st
 
 
 def usage_chunk(kind: GenerationKind, model: str, data: Mapping[str, Any], cost: GenerationCost) -> dict[str, Any]:
-    """The last chunk of a stream whose engine sent none: no choices, only what it took."""
+    """The last chunk of a stream whose engine sent none: no choices, only usage and cost."""
     name = "chat.completion.chunk" if kind is GenerationKind.CHAT else "text_completion"
     base = {"id": data.get("id", ""), "object": name, "created": data.get("created", round(cost.end_s)), "choices": []}
     return with_cost(base, model, cost)
 
 
 def _messages(data: Mapping[str, Any]) -> str:
-    """The text of a conversation, the last message first: what it asks for says most about the answer's length."""
+    """The text of a conversation, the last message first, since it best predicts the answer's length."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _wrong("messages must be a list of at least one message", "messages")
@@ -226,7 +226,7 @@ def _flag(data: Mapping[str, Any], name: str) -> bool:
 
 
 def _short(value: float) -> float:
-    """Six digits: what is beyond is noise of the meter."""
+    """Round to six digits; further ones are noise of the meter."""
     return float(f"{value:.6g}")
 
 
@@ -235,7 +235,7 @@ def _wrong(message: str, param: str | None = None) -> ParameterError:
 
 
 def share_headers(share: EnergyShare | None, tokens: int) -> list[tuple[bytes, bytes]]:
-    """Headers of an answer's joules and grams, as for inference, and per token."""
+    """Headers with an answer's joules and grams, as for inference, and per token."""
     if share is None:
         return []
     headers = [(b"x-joulery-energy-j", b"%.6g" % share.energy_j), (b"x-joulery-quality", share.quality.value.encode())]

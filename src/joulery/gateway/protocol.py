@@ -1,7 +1,7 @@
-"""The Open Inference Protocol's inference bodies: JSON and the binary tensor data extension, both ways.
+"""Parse and render the Open Inference Protocol's inference bodies: JSON and the binary tensor data extension.
 
-Pure functions from bytes to nouns and back. An invalid body is one
-:class:`~joulery.domain.serving.engine.RequestError` with outcome ``INVALID`` that says where.
+Pure functions that convert bytes to domain objects and back. An invalid body raises a
+:class:`~joulery.domain.serving.engine.RequestError` with outcome ``INVALID`` that names the position.
 
 Source: KServe, Open Inference Protocol (V2), REST, and its binary tensor data extension.
 """
@@ -22,18 +22,18 @@ from joulery.domain.serving.tensors import NUMPY_TYPES, Tensor, datatype_of, fro
 
 MAX_RANK = 32
 _FEW = 64
-"""Numbers that are packed faster without numpy's checks of types."""
+"""Largest number of values that are packed faster without numpy's checks of types."""
 _PACKED = {"FP32": "f", "FP64": "d"}
 _FLOATS = {float}
 
 
 class Call(NamedTuple):
-    """An inference request as the protocol carries it.
+    """An inference request of the protocol.
 
     Attributes:
-        id: To be returned with the answer; None when there was none.
-        request: For the engine.
-        binary: Whether an output goes out in binary, by name, where the request says.
+        id: Request id, returned with the answer; None without one.
+        request: The request for the engine.
+        binary: Whether an output is sent in binary, by name, where the request states it.
         binary_default: The same for all others.
     """
 
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     """The body of an answer.
 
     Attributes:
-        body: JSON, with the binary outputs behind it.
+        body: JSON, followed by the binary outputs.
         json_bytes: Length of the JSON part when there are binary outputs; None when there are none.
     """
 
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
 
 
 def parse(body: bytes, json_bytes: int | None = None, *, timeout_s: float | None = None, variant: str = "") -> Call:
-    """The request in ``body``.
+    """Parse the request in ``body``.
 
     Args:
         body: The HTTP body.
@@ -95,10 +95,10 @@ def parse(body: bytes, json_bytes: int | None = None, *, timeout_s: float | None
 
 
 def render(service: str, variant: str, call: Call, outputs: Mapping[str, Tensor]) -> Answer:
-    """The body of the answer to ``call``. Numbers that JSON does not know (NaN, infinities) become null there.
+    """The body of the answer to ``call``. Numbers that JSON lacks (NaN, infinities) become null.
 
     Raises:
-        RequestError: An output holds bytes that are not text, and was not asked for in binary.
+        RequestError: An output has bytes that are not text, and was not requested in binary.
         DataError: An output is of a type that the protocol cannot carry.
     """
     entries: list[dict[str, Any]] = []
@@ -125,7 +125,7 @@ def _bad(message: str) -> RequestError:
 
 
 def _flag(entry: dict[str, Any], name: str, where: str) -> bool:
-    """A boolean in the parameters of ``entry``; False when it is not there."""
+    """A boolean in the parameters of ``entry``; False if missing."""
     parameters = entry.get("parameters")
     if parameters is None:
         return False
@@ -155,7 +155,7 @@ def _outputs(entries: object, default: bool) -> tuple[tuple[str, ...], dict[str,
 
 
 def _input(entry: object, rest: memoryview) -> tuple[str, Tensor, memoryview]:
-    """One input, and the binary data that is left for the inputs after it."""
+    """Parse one input; return it with the remaining binary data."""
     if type(entry) is not dict or type(entry.get("name")) is not str:
         raise _bad("every input needs a name")
     name: str = entry["name"]
@@ -189,7 +189,7 @@ def _is_shape(sizes: list[Any]) -> bool:
 
 
 def _from_json(name: str, datatype: str, shape: list[int], data: object) -> Tensor:
-    """The array of JSON data, flat or nested as its shape says."""
+    """Convert JSON data to an array, flat or nested according to its shape."""
     if type(data) is not list:
         raise _bad(f"input {name!r} needs data: a list, flat or nested")
     letter = _PACKED.get(datatype)
@@ -218,7 +218,7 @@ def _from_json(name: str, datatype: str, shape: list[int], data: object) -> Tens
 
 
 def _numbers(data: list[Any], datatype: str) -> Tensor:
-    """The array of a nested list; where whole numbers are wanted they stay whole: numpy makes floats of 2**63 beside 0.
+    """Convert a nested list to an array; keep integers where required, since numpy turns 2**63 beside 0 into floats.
 
     Raises:
         ValueError: The list is not regular.
@@ -236,7 +236,7 @@ def _all_whole(array: Tensor) -> bool:
 
 
 def _typed(name: str, datatype: str, array: Tensor) -> Tensor:
-    """``array`` as ``datatype``, if every element can be."""
+    """Convert ``array`` to ``datatype``, if every element can be converted."""
     dtype = NUMPY_TYPES[datatype]
     if array.dtype == dtype:
         return array

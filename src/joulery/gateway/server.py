@@ -1,8 +1,8 @@
-"""The gateway's HTTP server: uvicorn behind a guard that bounds what a connection may take.
+"""The gateway's HTTP server: uvicorn with a guard that limits the resources of a connection.
 
-The guard closes connections that send a request too slowly or do not take their answer, bounds the head of a request
-and the number of connections (the longest idle one makes room for a new one), answers malformed HTTP as JSON, and
-cancels a request when its client leaves.
+The guard closes connections that send a request too slowly or do not receive their answer, limits the head of a request
+and the number of connections (the longest idle one is closed for a new one), answers malformed HTTP as JSON, and
+cancels a request when its client disconnects.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class ServerLimits:
     """Limits on clients of the server.
 
     Attributes:
-        connections: Clients at once; less where the process may open fewer files.
+        connections: Number of concurrent clients; lower where the process may open fewer files.
         head_bytes: Longest request line and headers.
-        receive_s: A request must be there, and an answer taken, within this.
+        receive_s: Time within which a request must arrive, and an answer must be received.
         keep_alive_s: How long an idle connection stays open.
         drain_s: How long a stop waits for running requests.
     """
@@ -69,7 +69,7 @@ class _Exchange:
 
     @property
     def lost(self) -> bool:
-        """True when the client has gone."""
+        """Whether the client has disconnected."""
         return self.cycle.disconnected
 
     def begin(self) -> None:
@@ -78,14 +78,14 @@ class _Exchange:
         self.connection.running = self
 
     def end(self) -> None:
-        """The request is done with."""
+        """Mark the request as finished."""
         self.connection.running = None
         # Here ends a circle of references: without it each request waits for the garbage collector.
         self.task = None
         self.cycle.scope["extensions"] = {}
 
     def answer(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False) -> bool:
-        """Do what uvicorn does for two messages, in one write; leave it to uvicorn where there is more to it."""
+        """Send an answer in one write, where uvicorn needs two; return False to leave special cases to uvicorn."""
         cycle, connection = self.cycle, self.connection
         if cycle.disconnected or cycle.response_started or connection.flow.write_paused:
             return False
@@ -110,7 +110,7 @@ class _Exchange:
 
 
 class _GuardedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """A connection whose time and size are limited."""
 
     limits: ServerLimits
     most_connections: int
@@ -126,7 +126,7 @@ class _GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """asyncio: a client has come."""
+        """Accept a client, closing the longest idle connection if there are too many (asyncio callback)."""
         super().connection_made(transport)
         self.late_at_s = self.loop.time() + self.limits.receive_s
         if len(self.connections) > self.most_connections:
@@ -139,14 +139,14 @@ class _GuardedProtocol(HttpToolsProtocol):
         self.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the client has gone; its request is cancelled."""
+        """Cancel the request of a client that has disconnected (asyncio callback)."""
         super().connection_lost(exc)
         self.idle.pop(self, None)
         if self.running is not None and self.running.task is not None:
             self.running.task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: a part of a request."""
+        """Receive a part of a request (asyncio callback)."""
         if self._refused:
             return
         if self._in_head:
@@ -156,48 +156,48 @@ class _GuardedProtocol(HttpToolsProtocol):
             self._refuse(431, f"the head of the request is longer than {self.limits.head_bytes} bytes")
 
     def on_message_begin(self) -> None:
-        """httptools: the first byte of a request."""
+        """Handle the first byte of a request (httptools callback)."""
         super().on_message_begin()
         self.idle.pop(self, None)
         self.late_at_s = self.loop.time() + self.limits.receive_s
 
     def on_headers_complete(self) -> None:
-        """httptools: the head of a request is there."""
+        """Handle the complete head of a request (httptools callback)."""
         self._in_head, self._head_bytes = False, 0
         super().on_headers_complete()
         self.scope["extensions"] = {"joulery.exchange": cast(dict[object, object], _Exchange(self))}
 
     def on_message_complete(self) -> None:
-        """httptools: the request is there."""
+        """Handle the complete request (httptools callback)."""
         self._in_head = True
         self.late_at_s = float("inf")
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """uvicorn: the answer is given."""
+        """Mark the connection as idle after an answer (uvicorn callback)."""
         super().on_response_complete()
         receiving = self.late_at_s < float("inf")
         if self.cycle.response_complete and not receiving and not self.transport.is_closing():
             self.idle[self] = None
 
     def pause_writing(self) -> None:
-        """asyncio: the client does not take its answer."""
+        """Start the time limit of a client that does not receive its answer (asyncio callback)."""
         self.late_at_s = self.loop.time() + self.limits.receive_s
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """asyncio: it does again."""
+        """Clear the time limit once the client receives its answer again (asyncio callback)."""
         self.late_at_s = float("inf")
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn: what came is not HTTP."""
+        """Refuse data that is not HTTP (uvicorn callback)."""
         self._refuse(400, msg)
 
     def linger(self) -> None:
-        """End the connection so that the client can read the answer: take what it still sends, for a while.
+        """End the connection, but receive the client's remaining data for a while, so that it can read the answer.
 
-        Closing with data unread makes the kernel reset the connection, and the client might never see why.
+        If data is unread on closing, the kernel resets the connection, and the client may never read the answer.
         """
         self._refused = True
         self.late_at_s = self.loop.time() + _LINGER_S
@@ -222,18 +222,18 @@ class _QuietServer(uvicorn.Server):
         self.listening = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Start to listen, and set ``listening``."""
         await super().startup(sockets=sockets)
         self.listening.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
+        """Install no signal handlers."""
         yield
 
 
 class BesideServer(Protocol):
-    """A server of another protocol that shares the life of the HTTP server."""
+    """A server of another protocol that starts and stops with the HTTP server."""
 
     @property
     def address(self) -> str:
@@ -250,20 +250,20 @@ class BesideServer(Protocol):
 
 
 class GatewayServer:
-    """An application on a port. Use ``start`` and ``stop`` on one event loop.
+    """HTTP server of an application. Use ``start`` and ``stop`` on one event loop.
 
     Args:
-        app: What answers.
+        app: The application that answers.
         host: Where to listen.
         port: Where to listen; 0 for a free one.
-        limits: What clients may take.
-        protected: Whether the application asks for a token.
+        limits: Limits on clients.
+        protected: Whether the application requires a token.
         tls: Its certificate and key; None for plain HTTP.
         beside: Another server of the same gateway (gRPC): it starts after this one and stops with it.
         shared_port: Whether other gateways listen on the same port (``SO_REUSEPORT``).
 
     Raises:
-        ConfigError: It would listen beyond this machine without a token.
+        ConfigError: The host is reachable from other machines and there is no token.
     """
 
     def __init__(
@@ -298,12 +298,12 @@ class GatewayServer:
 
     @property
     def connections(self) -> int:
-        """Clients that are connected."""
+        """Number of connected clients."""
         return 0 if self._server is None else len(self._server.server_state.connections)
 
     @property
     def beside_address(self) -> str:
-        """host:port of the server beside it; empty without one."""
+        """Address (host:port) of the other server of the gateway; empty without one."""
         return "" if self.beside is None else self.beside.address
 
     async def start(self) -> None:
@@ -365,16 +365,16 @@ class GatewayServer:
         self._server = None
 
     async def wait(self) -> None:
-        """Until it has stopped.
+        """Wait until the server has stopped.
 
         Raises:
-            Exception: The server ended by something else than ``stop``.
+            Exception: The server ended for another reason than ``stop``.
         """
         if self._tasks:
             await self._tasks[0]
 
     async def _sweep(self, server: _QuietServer) -> None:
-        """Close connections that keep the server waiting."""
+        """Close connections that exceed their time limit."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(_SWEEP_S, self.limits.receive_s / 4))
@@ -388,10 +388,10 @@ class GatewayServer:
 
 
 def only_loopback(host: str, pointer: str) -> None:
-    """Refuse to listen without a token where others can reach it.
+    """Refuse to listen without a token where other machines can connect.
 
     Raises:
-        ConfigError: ``host`` is not this machine alone.
+        ConfigError: ``host`` is not a loopback address.
     """
     if not is_loopback(host):
         raise ConfigError(
@@ -403,7 +403,7 @@ def only_loopback(host: str, pointer: str) -> None:
 
 
 def listening_socket(host: str, port: int, *, shared_port: bool = False) -> socket.socket:
-    """A listening socket.
+    """Open a listening socket.
 
     Raises:
         CapabilityError: The port is in use or may not be taken.
@@ -435,8 +435,8 @@ async def serve(
 ) -> None:
     """Serve ``target`` until SIGTERM or SIGINT, then stop: no new connections, running requests finish, replicas end.
 
-    The port is taken first, so that one in use is known before any model is loaded; until ``ready`` is called the
-    gateway says that it is alive and not ready.
+    The port is opened first, so that one in use is an error before any model is loaded; until ``ready`` is called the
+    gateway reports that it is alive and not ready.
 
     Raises:
         JouleryError: The port or a replica is not available; nothing is left running.

@@ -1,4 +1,4 @@
-"""The certificate and key of the gateway, as files."""
+"""TLS with the certificate and key files of the gateway."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class TlsFiles:
     """Paths of the gateway's certificate and key.
 
     Attributes:
-        certificate: PEM file: the certificate, and the chain up to a root behind it.
-        key: PEM file of its private key, without a passphrase.
+        certificate: PEM file with the certificate, followed by its chain up to a root.
+        key: PEM file with the private key, without a passphrase.
     """
 
     certificate: Path
     key: Path
 
     def check(self) -> None:
-        """Raise unless both can be read and belong together.
+        """Raise unless both files can be read and belong together.
 
         Raises:
             ConfigError: They cannot be used.
@@ -30,7 +30,7 @@ class TlsFiles:
         self.server_context()
 
     def server_context(self) -> ssl.SSLContext:
-        """A server's side of TLS 1.2 and 1.3 with them.
+        """Create a server's context of TLS 1.2 and 1.3 with these files.
 
         Raises:
             ConfigError: They cannot be used.
@@ -56,10 +56,10 @@ class TlsFiles:
 
 
 def client_context(certificate: Path) -> ssl.SSLContext:
-    """A client's side that trusts one certificate, or what it signed, and checks the server's name.
+    """Create a client's context that trusts a certificate and those it signed, and checks the server's name.
 
     Raises:
-        ConfigError: It cannot be used.
+        ConfigError: The certificate cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -75,5 +75,5 @@ def client_context(certificate: Path) -> ssl.SSLContext:
 
 
 def _no_passphrase() -> str:
-    """OpenSSL would ask the terminal for one."""
+    """Raise an error, since OpenSSL would otherwise prompt for a passphrase on the terminal."""
     raise ValueError("the key has a passphrase")

@@ -1,1 +1,1 @@
-"""Predictors: latency, interference, clock and power, queueing, output length; and their fits. Pure."""
+"""Pure predictors of latency, interference, clock and power, queueing and output length, and their fits."""

@@ -1,4 +1,4 @@
-"""Several variants behind one replica as one: their profiles blended by the share of requests that each answers."""
+"""Blends of the profiles of several variants behind one replica, by the share of requests that each answers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.perf.layouts import Predictor
 
 _SAMPLES = 1000
-"""Samples of a blend: a share of 0.1 % has one of its own."""
+"""Samples of a blend: a share of 0.1 % has one sample."""
 
 
 def blended(predictor: Predictor, shares: Sequence[tuple[str, float]], name: str) -> Predictor:
     """The predictor of a service whose replicas answer with several variants by fixed shares.
 
     Args:
-        predictor: Of the variants.
+        predictor: Predictor of the variants.
         shares: ``((variant, share), …)``, which sum to 1.
-        name: The variant that stands for the blend, on the slices where all were measured.
+        name: Name of the blend as a variant, on the slices where all variants were measured.
 
     Raises:
-        DataError: There is no slice on which all of them were measured.
+        DataError: There is no slice on which all the variants were measured.
     """
     entries = {(entry.variant, entry.slice): entry for entry in predictor.profile.entries}
     pieces = dict.fromkeys(entry.slice for entry in predictor.profile.entries)
@@ -46,9 +46,9 @@ def blended(predictor: Predictor, shares: Sequence[tuple[str, float]], name: str
 
 
 def taken_as(profile: Profile, variant: str, like: str, seen: Mapping[str, Timings]) -> Profile:
-    """The profile with a variant that was not measured: its live times where there are some, else those of another.
+    """Add a variant that was not measured to a profile, with its live times or else those of a measured variant.
 
-    Watts, start and memory are the other's.
+    Watts, startup and memory are those of the measured variant.
 
     Args:
         profile: The profile.
@@ -68,14 +68,14 @@ def taken_as(profile: Profile, variant: str, like: str, seen: Mapping[str, Timin
 
 
 def stretched(profile: Profile, variant: str, like: str, ratio: float, active_w: float = math.nan) -> Profile:
-    """The profile with a variant whose times are those of another times a ratio, instead of what it said of it.
+    """Replace a variant's entries in a profile by those of another variant, with times multiplied by a ratio.
 
     Args:
         profile: The profile.
         variant: The variant.
         like: A measured variant.
-        ratio: Its times over those of the other, above 0.
-        active_w: Watts of a core that is busy with it; NaN for those of the other.
+        ratio: Its times over those of ``like``, above 0.
+        active_w: Watts of a core that is busy with it; NaN for those of ``like``.
     """
     added = [
         replace(
@@ -99,7 +99,7 @@ def rescaled(profile: Profile, variant: str, ratio: float) -> Profile:
     Args:
         profile: The profile.
         variant: The variant.
-        ratio: Above 0.
+        ratio: The ratio, above 0.
     """
     entries = [
         replace(
@@ -124,7 +124,7 @@ def _times(times: Timings, ratio: float) -> Timings:
 
 
 def _blend(parts: Sequence[tuple[SliceProfile, float]], name: str) -> SliceProfile:
-    """One entry for several of one slice; joules a request are their mean by shares."""
+    """Blend several entries of one slice into one; joules a request are their mean by shares."""
     loaded = _mixture([(entry.loaded, share) for entry, share in parts])
     energy_j = math.fsum(share * entry.energy_j for entry, share in parts)
     first = max(parts, key=lambda one: one[1])[0]
@@ -142,7 +142,7 @@ def _blend(parts: Sequence[tuple[SliceProfile, float]], name: str) -> SliceProfi
 
 
 def _mixture(parts: Sequence[tuple[Timings, float]]) -> Timings:
-    """Samples of a mixture: as many of each part as its share of them, evenly over its quantiles."""
+    """Samples of a mixture: a number of each part in proportion to its share, evenly over its quantiles."""
     ends = np.rint(np.cumsum([share for _, share in parts]) * _SAMPLES).astype(int)
     service_s: list[FloatArray] = []
     cpu_s: list[FloatArray] = []

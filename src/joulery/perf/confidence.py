@@ -1,7 +1,7 @@
-"""Confidence intervals around a quantile and a mean of few observations of a running service.
+"""Confidence intervals of a quantile and a mean of few observations of a running service.
 
-Latencies of one queue follow one another: a slow one is followed by more. Counted as if they were independent they
-would claim more than they know. Both intervals therefore rest on an effective number of observations, found from the
+Latencies of one queue are correlated: a slow request is followed by more slow ones. Counted as independent, they would
+give intervals that are too narrow. Both intervals therefore use an effective number of observations, found from the
 means of consecutive batches (the method of batch means).
 """
 
@@ -16,17 +16,17 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 
 _BATCHES = 8
-"""Fewer observations than twice this cannot be batched: they count as they are."""
+"""Least number of batches; observations that give fewer batches count as independent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and where it lies at the confidence asked for.
+    """An estimate and its confidence interval.
 
     Attributes:
-        low: No less than this; minus infinity where nothing is known.
-        point: The estimate; NaN for no observation.
-        high: No more than this; infinity where too few observations say so.
+        low: Lower bound; minus infinity where nothing is known.
+        point: The estimate; NaN without observations.
+        high: Upper bound; infinity where there are too few observations for one.
     """
 
     low: float
@@ -63,7 +63,7 @@ def quantile_interval(values: FloatArray, quantile: float, confidence: float) ->
     Args:
         values: In order of time, float64[n].
         quantile: Between 0 and 1, both excluded.
-        confidence: Probability that the quantile lies within, for each reading of the interval.
+        confidence: Probability that the interval contains the quantile, for each interval that is computed.
     """
     from scipy.special import bdtr
 
@@ -101,11 +101,11 @@ def mean_interval(values: FloatArray, confidence: float) -> Interval:
 
 
 def share_interval(right: int, count: int, confidence: float) -> Interval:
-    """A probability, from how often something happened, by Wilson's score interval.
+    """A probability, from the frequency of an event, by Wilson's score interval.
 
     Args:
-        right, count: It happened so many times of so many.
-        confidence: Probability that it lies within.
+        right, count: The event happened ``right`` times in ``count`` trials.
+        confidence: Probability that the interval contains it.
     """
     from scipy.special import ndtri
 

@@ -1,11 +1,11 @@
-"""Cost of the same requests under another layout that was not observed: replayed from its profile, with a band.
+"""Cost of the same requests under a layout that was not observed, replayed from its profile, with an uncertainty band.
 
-The same arrivals are played through the queue twice (:mod:`~joulery.perf.queues.pull_queue`): once with the layouts
-that really ran, once with the baseline's. The first has a measured counterpart, so the model's own error is known and
-reported. The second has none. Where its variants answered requests in the same run, its cost is corrected by theirs,
-live over modelled. Where they never did, it is not corrected: what another variant costs beyond its profile says how
-wrong profiles can be, and nothing about this one. The band then is as wide as the worst of those errors, and never
-less than :data:`UNSEEN_BAND`.
+The same arrivals are simulated in the queue twice (:mod:`~joulery.perf.queues.pull_queue`): once with the layouts that
+really ran, once with the baseline's. The first has a measured counterpart, so the model's own error is known and
+reported. The second has none. Where its variants answered requests in the same run, its cost is corrected by their
+ratio of live to modelled cost. Where they never did, it is not corrected: the error of another variant's profile shows
+how wrong profiles can be, but does not apply to this one. The band is then as wide as the largest of those errors, and
+never less than :data:`UNSEEN_BAND`.
 
 A measured baseline replaces all of this: :mod:`joulery.perf.switchback`.
 """
@@ -24,18 +24,18 @@ from joulery.domain.serving.profile import SliceProfile
 from joulery.perf.queues.pull_queue import Replay, replay, uniform_draws
 
 MIN_REQUESTS = 30
-"""A variant answered fewer requests than this: its live cost says nothing."""
+"""Least number of answered requests with which a variant's live cost is used."""
 UNSEEN_BAND = 1.5
-"""Factor by which the profile of a variant that never ran is assumed to be off at least, either way."""
+"""Least error assumed for the profile of a variant that never ran, as a factor in both directions."""
 SHADOW_BAND = 1.2
-"""Factor by which shadow replays are assumed to miss the cost under load, either way."""
+"""Error assumed for shadow replays against the cost under load, as a factor in both directions."""
 STEERED_RATIO = 0.02
-"""Share of answers by other variants than the layout's own above which a replay of layouts is not judged by them."""
+"""Largest share of answers by variants other than the layout's own at which the replay's errors are meaningful."""
 _FEWEST_BLOCKS = 10
 """Blocks that a bootstrap resamples at least: with one or two, its interval has no width."""
 _REPLICATES = 1000
 _BLOCK = 50
-"""Requests resampled together: neighbours in time share whatever else the machine was doing."""
+"""Requests resampled together: requests close in time share the machine's other load."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class CounterfactualAnswers:
     Attributes:
         arrival_s: Unix seconds, float64[n].
         variant: The variant that answered each, n names.
-        cpu_s: CPU seconds each cost in its replica, float64[n].
+        cpu_s: CPU seconds of each in its replica, float64[n].
         latency_s: Arrival to answer, float64[n].
         g_per_kwh: Intensity when it was answered, float64[n]; NaN where unknown.
     """
@@ -69,23 +69,23 @@ class CounterfactualAnswers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counterfactual:
-    """A run beside its baseline. Ratios are of the requests' own cost; idle is the same in both and left out.
+    """A run compared with its baseline. Ratios are of the requests' own cost, without idle power, equal in both.
 
     Attributes:
-        requests: How many requests it rests on.
-        cpu_s: CPU seconds they cost.
-        base_cpu_s: CPU seconds they would have cost each, float64[n].
+        requests: Number of requests compared.
+        cpu_s: CPU seconds of these requests.
+        base_cpu_s: CPU seconds of each request under the baseline, float64[n].
         saving_ratio: Carbon saved relative to the baseline; energy where no intensity is known.
         low_ratio, high_ratio: 95 % interval around it; an assumed band where the baseline's variants never ran.
         energy_saving_ratio: Energy saved relative to the baseline.
         base_latency_s: The quantile of the latencies under the baseline, modelled.
         cpu_error_ratio: Modelled over measured cost of the layouts that really ran, minus one.
-        latency_error_ratio: The same of the latency quantile.
-        correction_ratio: Live over modelled cost by variant, of the variants seen often enough.
-        seen_live: Whether the baseline's variants were.
-        shadowed: Shadow replays that its correction rests on, where the variants were not seen live.
-        steered_ratio: Share of the answers by variants other than their layout's own: the replay plays the layouts, so
-            that its errors say nothing where this is more than :data:`STEERED_RATIO`.
+        latency_error_ratio: The same for the latency quantile.
+        correction_ratio: Live over modelled cost by variant, for the variants seen often enough.
+        seen_live: Whether the baseline's variants were seen often enough.
+        shadowed: Number of shadow replays behind the correction, where the variants were not seen live.
+        steered_ratio: Share of the answers by variants other than their layout's own. The replay follows the layouts,
+            so its errors are meaningless where this is more than :data:`STEERED_RATIO`.
     """
 
     requests: int
@@ -131,11 +131,11 @@ def compare(
         answered: The requests.
         ran: ``(from_s, instances)``: the layouts that really ran.
         base: Instances of the baseline.
-        quantile: Of the latencies to compare.
-        overhead_s: What a request spends outside queue and replica.
-        seed: Of the service times and of the bootstrap.
-        shadow: Live over modelled cost of each shadow replay, by variant; counts for variants that were not seen live.
-        batch_delay_s: How long a batch that is not full waits for more requests.
+        quantile: Quantile of the latencies to compare.
+        overhead_s: Time that a request spends outside queue and replica.
+        seed: Seed of the service times and of the bootstrap.
+        shadow: Live over modelled cost of each shadow replay, by variant; used for variants that were not seen live.
+        batch_delay_s: Time that a batch that is not full waits for more requests.
 
     Raises:
         DataError: No request was answered.
@@ -225,10 +225,10 @@ def _base_correction(
     base: Sequence[SliceProfile],
     seed: int,
 ) -> tuple[float, FloatArray]:
-    """Live over modelled cost of the baseline: the estimate and the distribution around it.
+    """Live over modelled cost of the baseline: the estimate and its distribution.
 
-    Of its own variants where they were seen live. Else 1, and anything within the band, widened by the sampling error
-    of the baseline's profile.
+    Both come from the baseline's own variants where they were seen live. Else the estimate is 1, and the distribution
+    covers the band, widened by the sampling error of the baseline's profile.
     """
     rng = np.random.default_rng([seed, 2])
     if all(variant in corrections for variant in own):

@@ -1,7 +1,7 @@
-"""One predictor of a serving process: its time, its power, the rate it keeps, on a share of a GPU at a clock.
+"""Predictor of a serving process on a share of a GPU at a clock: its time, its power and the rate that it sustains.
 
-The model of :mod:`joulery.perf.interference.model` (Eqs. 1-11 of iGniter) knows neighbours and the power cap, but no
-clock that someone sets. Here a GPU type is held at a clock ``φ = f / F``::
+The model of :mod:`joulery.perf.interference.model` (Eqs. 1-11 of iGniter) includes neighbours and the power cap, but
+not a set clock. Here a GPU type is held at a clock ``φ = f / F``::
 
     time  = transfer + launch + active / φ^e · (1 + α · L2 use of the others), then slowed by the power cap
     power = idle(φ) + host + Σ (overhead · busy + joules a request · requests a second)
@@ -12,8 +12,8 @@ the same searches serve every clock. At full clock they are the equations of the
 process that has the GPU to itself, and with a batch of one the queue serves request by request: tests hold it to that.
 
 How power and voltage follow the clock is taken from a measured V100 (:mod:`joulery.perf.power.clock_curves`), stretched
-over the GPU type's own clocks: *assumed* for every other type. Work of a batch is taken to draw what it draws at
-saturation; host watts are what the user states, 0 otherwise.
+over the GPU type's own clocks: *assumed* for every other type. The work of a batch is assumed to draw its power at
+saturation; host watts are those that the user states, 0 otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from joulery.perf.power.clock_curves import V100, ClockModel
 from joulery.perf.queues.batch_queue import late_ratio
 
 _HALVINGS = 40
-"""Halvings of the interval in which a capacity is sought."""
+"""Bisection steps in the search for a capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ClockedGpu:
         clock_max_mhz: The type's highest.
         power_cap_w: The board's own limit.
         idle_w: Power of the idle board at this clock.
-        host_w: Watts of the host that a powered GPU brings with it, as stated.
+        host_w: Watts of the host that a powered GPU adds, as stated.
     """
 
     profile: InterferenceProfile
@@ -77,8 +77,8 @@ def clocks_mhz(profile: InterferenceProfile, levels: int, curve: ClockModel = V1
 
     Args:
         profile: The GPU type.
-        levels: How many; 1 for the highest alone.
-        curve: Whose voltage curve is stretched over the type's clocks.
+        levels: Number of clocks; 1 for the highest alone.
+        curve: Model whose voltage curve is stretched over the type's clocks.
     """
     highest = profile.gpu.clock_max_mhz
     knee = highest * curve.knee_mhz / curve.max_mhz
@@ -95,18 +95,18 @@ def at_clock(
 ) -> ClockedGpu:
     """A GPU type held at a clock.
 
-    The launch of kernels does not depend on the set clock; what the power cap takes away beyond it slows everything,
-    as in Eq. 4. The use of the L2 cache is kept at what it is at full clock: the cautious reading.
+    The launch of kernels does not depend on the set clock; a further reduction by the power cap slows everything, as in
+    Eq. 4. The use of the L2 cache is kept at its value at full clock, which is the cautious assumption.
 
     Args:
         profile: The type at full clock.
         set_mhz: The clock; the highest when None.
         host_w: Watts of the host for each powered GPU.
         elasticity: Elasticity of each model's time to the clock, 0 to 1; 1, all of it, for those left out.
-        curve: Whose voltage and idle power is stretched over the type's clocks.
+        curve: Model whose voltage and idle power are stretched over the type's clocks.
 
     Raises:
-        ConfigError: The type cannot run at this clock, or the host watts are no number from 0.
+        ConfigError: The type cannot run at this clock, or the host watts are not a number from 0.
     """
     gpu = profile.gpu
     highest = gpu.clock_max_mhz
@@ -149,7 +149,7 @@ class ServingInstance(NamedTuple):
     """One serving process of a GPU.
 
     Attributes:
-        model: Which model it runs.
+        model: The model it runs.
         share_percent: Its share of the SMs.
         batch: Largest batch.
         rate_rps: Requests a second that it gets.
@@ -162,20 +162,20 @@ class ServingInstance(NamedTuple):
 
 
 class InstancePower(NamedTuple):
-    """Power that one process adds to its GPU, W: for being there, and for its requests."""
+    """Power that one process adds to its GPU, W: by its presence, and by its requests."""
 
     overhead_w: float
     requests_w: float
 
 
 class GpuPrediction(NamedTuple):
-    """A GPU with everything on it.
+    """Prediction for a GPU with all its processes.
 
     Attributes:
         clock_mhz: The clock while all of it executes.
         times: Latency of a full batch of each process.
         idle_w, host_w: Power of the idle board, and of the host.
-        powers: What each process adds.
+        powers: Power that each process adds.
         board_w: Mean power of the board and its host; the parts and idle add up to it.
     """
 
@@ -196,9 +196,9 @@ def neighbourhood(gpu: ClockedGpu, instances: Sequence[ServingInstance]) -> Neig
 
 
 def predict_gpu(gpu: ClockedGpu, instances: Sequence[ServingInstance]) -> GpuPrediction:
-    """Times and power of a GPU with these processes.
+    """Predict the times and the power of a GPU with the given processes.
 
-    Processes are counted as always executing for what they draw beside their requests: an upper figure, and what keeps
+    For their power beside the requests, processes are counted as always executing: this is an upper bound, and it keeps
     the optimiser's problem linear.
 
     Raises:
@@ -234,9 +234,9 @@ def predict_gpu(gpu: ClockedGpu, instances: Sequence[ServingInstance]) -> GpuPre
 
 
 def capacity_rps(times_s: Sequence[float], slo: Slo, scv: float = 1.0) -> float:
-    """The greatest rate of random requests that a process keeps within its SLO.
+    """The highest rate of random requests at which a process stays within its SLO.
 
-    Whenever it is free it takes all requests that wait, at most the largest batch.
+    Whenever the process is free it takes all waiting requests, at most the largest batch.
 
     Args:
         times_s: Seconds of a batch of 1, 2 ... requests.

@@ -3,7 +3,7 @@
 Two sources, never mixed for one kind. **Measured**: progress a second that one job reported on several numbers of GPUs.
 **Learned**: elapsed times of ended jobs of the same owner and name, under the assumption that jobs of one name do equal
 work. The assumption is checked twice: a ratio counts only where its interval is narrow, which it is not where lengths
-vary, and :func:`backtest` counts how many jobs took as long as those before them led to expect.
+vary, and :func:`backtest` counts the jobs whose time lies in the interval of the jobs before them.
 
 Elapsed times are compared by their logarithms (ratios of geometric means; Welch's interval).
 """
@@ -31,13 +31,13 @@ Basis = Literal["measured", "learned"]
 
 
 class EndedRun(NamedTuple):
-    """A job that ended well.
+    """A job that ended successfully.
 
     Attributes:
-        kind: What names jobs alike.
+        kind: Name that similar jobs share.
         gpu_type: Type of its GPUs; empty where unknown.
-        gpus: How many.
-        value: What is compared: elapsed seconds, or watts; above 0.
+        gpus: Number of its GPUs.
+        value: The value to compare: elapsed seconds, or watts; above 0.
         start_s, end_s: Unix seconds.
     """
 
@@ -51,12 +51,12 @@ class EndedRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LearnedRatio:
-    """A ratio with its interval of nine in ten.
+    """A ratio with its 90 % interval.
 
     Attributes:
         ratio: The ratio.
         low, high: The interval; NaN for a single job.
-        jobs, kinds: How many jobs and kinds it rests on.
+        jobs, kinds: Numbers of jobs and kinds behind it.
         basis: ``measured`` or ``learned``.
     """
 
@@ -69,15 +69,15 @@ class LearnedRatio:
 
 
 SpeedUps = Mapping[int, LearnedRatio]
-"""Speed by number of GPUs over that on the smallest number known, which is in it with 1."""
+"""Speed by number of GPUs, relative to that on the smallest known number, which has the ratio 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalCheck:
-    """Count of values in the interval that earlier ones of their kind, type and number of GPUs gave.
+    """Count of values in the interval of earlier values of their kind, type and number of GPUs.
 
     Attributes:
-        inside, checked: Within, and all that had enough earlier ones.
+        inside, checked: Values within their interval, and all values that had enough earlier ones.
     """
 
     inside: int
@@ -85,7 +85,7 @@ class IntervalCheck:
 
     @property
     def reliable(self) -> bool | None:
-        """False where fewer lie within than chance explains (two standard errors); None below 20."""
+        """False where fewer values lie within than chance explains (two standard errors); None below 20 values."""
         if self.checked < 20:
             return None
         error = math.sqrt(LEVEL_RATIO * (1.0 - LEVEL_RATIO) / self.checked)
@@ -147,13 +147,13 @@ def measured_speedups(rates: Iterable[tuple[str, Mapping[int, float]]]) -> dict[
 
 
 def type_ratios(runs: Sequence[EndedRun], *, faster_is_more: bool = True) -> dict[str, LearnedRatio]:
-    """Each GPU type's speed over that of the type with most jobs, from kinds that ran on both with as many GPUs.
+    """Speed of each GPU type relative to the type with most jobs, from kinds that ran on both with equally many GPUs.
 
     Args:
-        runs: Elapsed times; with ``faster_is_more`` False other values, such as watts, whose ratio is wanted as it is.
+        runs: Elapsed times; with ``faster_is_more`` False other values, such as watts, whose ratio is not inverted.
 
     Returns:
-        By type, the type of reference with 1; without the types that no kind links to it well enough.
+        Ratio by type, 1 for the reference type; types that no kind compares with it well enough are left out.
     """
     counts = Counter(run.gpu_type for run in runs if run.gpu_type)
     if not counts:
@@ -174,7 +174,7 @@ def type_ratios(runs: Sequence[EndedRun], *, faster_is_more: bool = True) -> dic
 
 
 def backtest(runs: Iterable[EndedRun]) -> IntervalCheck:
-    """Each value against the interval of those of its kind, type and number of GPUs that were known when it began."""
+    """Check each value against the interval of the values of its kind, type and number of GPUs known at its start."""
     ended: list[tuple[float, int, EndedRun]] = []
     known: dict[tuple[str, str, int], _LogMean] = {}
     inside = checked = 0
@@ -219,7 +219,7 @@ def _log_means(runs: Iterable[EndedRun]) -> dict[tuple[str, str, int], _LogMean]
 
 
 def _ratio(base: _LogMean, seen: _LogMean) -> LearnedRatio | None:
-    """Values of ``base`` over those of ``seen``; None where it is not known well enough."""
+    """Values of ``base`` over those of ``seen``; None where the ratio is not known well enough."""
     half = _half(base, seen)
     if half > _WIDEST:
         return None
@@ -246,7 +246,7 @@ def _measured(logs: Sequence[float]) -> LearnedRatio:
 
 
 def _pooled(pairs: Sequence[tuple[_LogMean, _LogMean, str]], sign: float) -> LearnedRatio | None:
-    """One ratio of several kinds: from three on the spread between kinds makes the interval."""
+    """Pool several kinds into one ratio; from three kinds on, their spread determines the interval."""
     jobs, kinds = sum(base.n + seen.n for base, seen, _ in pairs), len({kind for *_, kind in pairs})
     logs: dict[str, list[float]] = {}
     for base, seen, kind in pairs:

@@ -1,4 +1,4 @@
-"""Predicts a layout under a demand: latency, energy and accuracy, from measured profiles."""
+"""Predictor of a layout's latency, energy and accuracy under a demand, from measured profiles."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SATURATION_RATIO = 0.95
 
 
 BATCH_RATIO = 0.3
-"""Share of the SLO that a batch may take: a request that just missed one waits for it, then for its own."""
+"""Share of the SLO that a batch may take: a request that just missed a batch waits for that one and its own."""
 
 
 def batched_within(profile: Profile, max_batch: int, latency_s: float, quantile: float) -> Profile:
-    """The profile with batches only as large as leave each request time within an SLO.
+    """Limit the batches of a profile to sizes that leave each request enough time within an SLO.
 
     Args:
         profile: The profile.
-        max_batch: Requests of a batch at most; 1 for none.
+        max_batch: Largest number of requests in a batch; 1 for no batches.
         latency_s: Latency of the SLO.
         quantile: Its quantile.
     """
@@ -42,7 +42,7 @@ class LayoutMetrics:
     """Prediction of one layout under one demand.
 
     Attributes:
-        latency_s: The quantile of arrival-to-answer; infinite when the demand saturates it.
+        latency_s: Quantile of the time from arrival to answer; infinite when the demand saturates the layout.
         energy_j: Joules above idle a request.
         accuracy_ratio: Mean over requests.
         shares: Share of the requests each variant answers, by variant.
@@ -56,7 +56,7 @@ class LayoutMetrics:
     utilisation_ratio: float
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; an infinite latency is null."""
+        """The prediction as a JSON-ready object; an infinite latency is null."""
         return {
             "latency_s": self.latency_s if math.isfinite(self.latency_s) else None,
             "energy_j": self.energy_j,
@@ -78,8 +78,8 @@ class Predictor:
         quantile: Quantile of the latency.
         overhead_s: Time of a request outside queue and replica (HTTP, copying).
         requests: Requests replayed; the first tenth only fills the queue.
-        seed: Of arrivals and samples.
-        batch_delay_s: How long a batch that is not full waits for more requests.
+        seed: Seed of arrivals and samples.
+        batch_delay_s: Time that a batch that is not full waits for more requests.
     """
 
     profile: Profile
@@ -91,7 +91,7 @@ class Predictor:
     batch_delay_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The predictor as a JSON-ready object."""
         numbers = {name: getattr(self, name) for name in ("quantile", "overhead_s", "requests", "seed")}
         numbers |= {"batch_delay_s": self.batch_delay_s} if self.batch_delay_s else {}
         return {"profile": self.profile.as_dict(), "accuracy_ratio": dict(self.accuracy_ratio), **numbers}
@@ -101,7 +101,7 @@ class Predictor:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+            KeyError, TypeError, ValueError: The data does not come from ``as_dict``.
         """
         return cls(**{**data, "profile": Profile.from_dict(data["profile"])})
 
@@ -114,7 +114,7 @@ class Predictor:
         return rate_rps / capacity_rps(self.instances(layout))
 
     def instances(self, layout: Layout) -> tuple[SliceProfile, ...]:
-        """The measurements of each instance.
+        """The measurements of each instance of a layout.
 
         Raises:
             DataError: A variant was not measured on its slice.
@@ -122,7 +122,7 @@ class Predictor:
         return tuple(self.profile.entry(item.variant, item.slice) for item in layout.instances)
 
     def awake_w(self, layout: Layout) -> float:
-        """Watts that its replicas draw while they wait for requests.
+        """Watts that a layout's replicas draw while they wait for requests.
 
         Raises:
             DataError: A variant was not measured on its slice.
@@ -130,10 +130,10 @@ class Predictor:
         return math.fsum(entry.awake_w for entry in self.instances(layout))
 
     def energy_error_ratio(self, layout: Layout) -> float:
-        """By how much the joules a request of a layout and of a part of it may differ without a difference in truth.
+        """Largest ratio by which measurement error alone can separate the joules a request of a layout and a part.
 
-        The 95 % interval of the difference of two measured means: alone, and while the other slices work too. 0 where
-        too few runs were measured to say.
+        It is the 95 % interval of the difference of two measured means: alone, and while the other slices work too. It
+        is 0 where too few runs were measured.
 
         Raises:
             DataError: A variant was not measured on its slice.
@@ -143,7 +143,7 @@ class Predictor:
         return max((error for error in errors if math.isfinite(error)), default=0.0)
 
     def predict(self, layout: Layout, rate_rps: float) -> LayoutMetrics:
-        """The layout under a Poisson demand.
+        """Predict a layout under a Poisson demand.
 
         Raises:
             DataError: A variant was not measured on its slice.
@@ -171,7 +171,7 @@ class Predictor:
         )
 
     def predict_slower(self, layout: Layout, rate_rps: float, slowdown_ratio: float) -> LayoutMetrics:
-        """The layout on a machine whose service times are longer by a ratio; its joules are those of the profile.
+        """Predict a layout on a machine with service times longer by a ratio; the joules are those of the profile.
 
         A queue in which all times are ``k`` times as long is the same queue under ``k`` times the demand, ``k`` times
         as slow.
@@ -183,7 +183,7 @@ class Predictor:
         return shown if slowdown_ratio == 1.0 else replace(shown, latency_s=shown.latency_s * slowdown_ratio)
 
     def when_busy(self, layout: Layout, rate_rps: float) -> LayoutMetrics:
-        """The layout while all its replicas are busy: requests are shared by speed, the latency is unbounded.
+        """Predict a layout while all its replicas are busy: requests are shared by speed, the latency is unbounded.
 
         Raises:
             DataError: A variant was not measured on its slice.

@@ -1,19 +1,19 @@
 """A serving process on a hardware slice, from a table of measured batches: its time, its capacity, its power.
 
-A slice shares neither SMs nor cache with its neighbours, so nothing but the clock of the board couples them. What is
-measured is the time of a batch on a slice, with one or more processes of one model there (MPS). Between measured
-batches the time is the mean of two readings, both linear: the chord, and what the neighbouring segments come to. The
-launch of kernels bounds small batches from below, kernels bound large ones, so the truth lies between the two.
+A slice shares neither SMs nor cache with its neighbours, so only the clock of the board couples them. The table
+contains the time of a batch on a slice, with one or more processes of one model there (MPS). Between measured batches
+the time is the mean of two linear estimates: the chord, and the extension of the neighbouring segments. The launch of
+kernels bounds small batches from below, kernels bound large ones, so the true time lies between the two.
 
-Kernels take the same time for a request in any batch: that of the largest, by a fit of all batches. Small batches wait
-for the launch of kernels beside, which does not depend on the clock::
+Kernels take the same time for a request in any batch: that of the largest, by a fit of all batches. Small batches also
+wait for the launch of kernels, which does not depend on the clock::
 
     time at φ = max(measured, requests · kernel seconds / φ)
 
-Power is *assumed*, as no table of slices has it: a slice whose kernels execute all the time draws its compute slices'
-part of what the board draws above idle when all of it is busy, following the clock as
-:mod:`joulery.perf.power.clock_curves` says; beside that a slice draws nothing. So a request costs the same joules in
-any batch, which is a lower figure for small ones.
+Power is *assumed*, because no table of slices contains it: a slice whose kernels execute all the time draws its compute
+slices' share of the power above idle of the wholly busy board, following the clock as in
+:mod:`joulery.perf.power.clock_curves`; apart from that a slice draws nothing. So a request costs the same joules in any
+batch, which is too low for small ones.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from joulery.perf.power.clock_curves import V100, ClockModel
 from joulery.perf.queues.batch_queue import late_ratio
 
 _LADDER, _LIKELY, _FINE = (0.3, 0.45, 0.65, 0.8, 0.9, 0.96, 0.985), 0.9, 0.008
-"""Loads between which a capacity is sought, where the search begins, and how finely it is known, as parts of what full
-batches come to. Below the least the batch is too large for the SLO."""
+"""Loads between which a capacity is searched, the start of the search, and its resolution, as ratios of the rate of
+full batches. Below the lowest load the batch is too large for the SLO."""
 IMPLAUSIBLE_RATIO = 0.8
-"""A largest batch that took less than this of the line through the two before it is named. In ParvaGPU's table of an
-A100 the line is 3.5 % off (robust standard deviation); nine of 265 are at 0.54 to 0.78 and none up to 0.86."""
+"""A largest batch is named if it took less than this ratio of the line through the two before it. In ParvaGPU's table
+of an A100 the line is 3.5 % off (robust standard deviation); nine of 265 are at 0.54 to 0.78 and none up to 0.86."""
 _LINE_BATCHES = 4
-"""Batches that a curve has at least for that: the first ones are bound by launches."""
+"""Least number of batches of a curve for that check: the first ones are bound by launches."""
 _BUNDLES = 12
-"""Larger batches are counted in so many bundles while a capacity is sought: quicker, and up to 1 % on the safe side."""
+"""Number of bundles by which a capacity search counts larger batches: faster, and up to 1 % on the safe side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,12 @@ class BatchCurve:
     """Measured times of one model's batches on one kind of slice.
 
     Attributes:
-        processes: How many processes of the model share the slice.
-        batches: Measured batches, increasing.
-        times_s: Seconds of a batch of each, while all processes execute one.
+        processes: Number of processes of the model that share the slice.
+        batches: Measured batch sizes, increasing.
+        times_s: Seconds of a batch of each size, while all processes execute one.
 
     Raises:
-        DataError: No batches, the same twice, or a time that is no number above 0.
+        DataError: No batches, a size twice, or a time that is not a number above 0.
     """
 
     processes: int
@@ -69,7 +69,7 @@ class BatchCurve:
             raise DataError("the time of a batch is a number of seconds above 0")
 
     def time_s(self, batch: float) -> float:
-        """Seconds of a batch at full clock: as measured, between measurements or beyond them predicted."""
+        """Seconds of a batch at full clock: measured, or predicted between and beyond the measurements."""
         known, times = self.batches, self.times_s
         at = bisect_left(known, batch)
         if at < len(known) and known[at] == batch:
@@ -85,18 +85,18 @@ class BatchCurve:
 
     @property
     def kernel_s(self) -> float:
-        """Seconds of the slice's kernels for one request at full clock: those of the largest batch, by the fit of all.
+        """Seconds of the slice's kernels for one request at full clock: those of the largest batch, by a fit of all.
 
-        A planner that looks for the fewest joules picks the luckiest of single measurements. In ParvaGPU's table a
-        batch left out takes 1.5 % more or less a request than by the fit of the others, 2.9 % by the largest one.
+        With single measurements, a planner that minimises joules would pick the luckiest one. In ParvaGPU's table the
+        time a request of a left-out batch is 1.5 % off the fit of the others, and 2.9 % off the largest one.
         """
         return _fitted(self).times_s[-1] / self.batches[-1] / self.processes
 
     def implausible(self) -> tuple[int, ...]:
-        """The last batches, largest first, that took less than ``IMPLAUSIBLE_RATIO`` of what those before say.
+        """The last batches, largest first, that took less than ``IMPLAUSIBLE_RATIO`` of the line through those before.
 
-        Once kernels bound a batch, its time grows with it. A planner looks for the fastest choice, so it picks a
-        measurement that is too good; the plan counts with it as measured, and names it.
+        Once kernels bound a batch, its time grows with it. A planner searches for the fastest choice, so it picks a
+        measurement that is too good; the plan uses it as measured, and names it.
         """
         found: list[int] = []
         curve = self
@@ -108,14 +108,14 @@ class BatchCurve:
         return tuple(found)
 
     def without(self, batch: int) -> BatchCurve:
-        """The same with one measured batch left out: what predicts it then has not seen it."""
+        """The same curve without one measured batch, so that the rest can predict that batch."""
         kept = [(b, t) for b, t in zip(self.batches, self.times_s, strict=True) if b != batch]
         return BatchCurve(self.processes, tuple(b for b, _ in kept), tuple(t for _, t in kept))
 
     def fitted(self) -> BatchCurve:
-        """The same batches with the times of three numbers, ``max(launch, fixed + item · batch)``, of least squares.
+        """Fit the times by ``max(launch, fixed + item · batch)``, three numbers, by least squares.
 
-        A curve that is close to the measured one, and not the same.
+        The fitted curve is close to the measured one, and not the same.
         """
         if len(self.batches) < 3:
             return self
@@ -129,7 +129,7 @@ class BatchCurve:
         return BatchCurve(self.processes, self.batches, best[1])
 
     def _three_numbers(self, launched: int) -> tuple[float, ...]:
-        """Times of the form, the first ``launched`` batches taken to be limited by launches."""
+        """Times of that form, if launches limit the first ``launched`` batches."""
         launch_s = math.fsum(self.times_s[:launched]) / launched if launched else 0.0
         some = list(zip(self.batches, self.times_s, strict=True))[launched:]
         # Least squares of relative errors: both columns and the right-hand side are divided by the measured time.
@@ -155,7 +155,7 @@ class BatchCurve:
 
 @lru_cache(maxsize=4096)
 def _fitted(curve: BatchCurve) -> BatchCurve:
-    """The fit of a curve; remembered, as every batch asks for it."""
+    """The fit of a curve; cached, because every batch needs it."""
     return curve.fitted()
 
 
@@ -164,7 +164,7 @@ class SliceTable:
     """Measurements of models on the slices of a GPU type.
 
     Attributes:
-        source: Where it comes from, in words.
+        source: Origin of the table, as text.
         curves: By model and size of the slice (``3g``): a curve for each number of processes.
     """
 
@@ -173,7 +173,7 @@ class SliceTable:
 
     @property
     def implausible(self) -> tuple[str, ...]:
-        """Measured batches that are implausibly fast (:meth:`BatchCurve.implausible`), in words."""
+        """Measured batches that are implausibly fast (:meth:`BatchCurve.implausible`), as text."""
         return tuple(
             f"{model} on {size}{f', {curve.processes} processes' if curve.processes > 1 else ''}, batch {batch}"
             for (model, size), some in sorted(self.curves.items())
@@ -197,13 +197,13 @@ class SlicedGpu:
 
     Attributes:
         table: Measured batches at full clock.
-        menu: What the type can be cut into.
+        menu: MIG profiles and partitions of the type.
         idle_w: Power of the idle board at full clock, as stated.
         busy_w: Power of the board while kernels execute on all of it at full clock, as stated.
-        curve: Whose voltage and idle power is stretched over the type's clocks.
+        curve: Model whose voltage and idle power are stretched over the type's clocks.
 
     Raises:
-        ConfigError: Power that is no power.
+        ConfigError: Busy power is not finite and above idle power, or idle power is below 0.
     """
 
     table: SliceTable
@@ -221,7 +221,7 @@ class SlicedGpu:
             )
 
     def slice_w(self, profile: MigProfile, speed: float) -> float:
-        """Power that a slice adds while its kernels execute all the time, at a part of the highest clock, W."""
+        """Power that a slice adds while its kernels execute all the time, at a ratio of the highest clock, W."""
         dynamic = 1.0 if speed >= 1 else float(self.curve.dynamic_ratio(speed * self.curve.max_mhz)[0])
         return (self.busy_w - self.idle_w) * dynamic * profile.compute_slices / self.menu.compute_slices
 
@@ -230,7 +230,7 @@ class SliceProcess(NamedTuple):
     """Processes of one model on one slice at a clock.
 
     Attributes:
-        curve: What was measured.
+        curve: The measured batches.
         batch: Largest batch.
         speed: The clock, as a ratio of the highest.
     """
@@ -255,24 +255,24 @@ class SliceProcess(NamedTuple):
         return self.curve.processes * self.batch / self.time_s(self.batch)
 
     def capacity_rps(self, slo: Slo, scv: float, margin_ratio: float = 0.0) -> float:
-        """The greatest rate of requests of which the SLO's quantile is in time.
+        """The highest rate of requests at which the SLO's quantile of them is in time.
 
-        Each process has its own part of the requests, dealt out in turn, and takes all that wait when it is free.
+        Each process gets its own share of the requests, in turn, and takes all that wait when it is free.
 
         Args:
             slo: The latency and its quantile.
             scv: Squared coefficient of variation of the gaps between requests of one process.
-            margin_ratio: How much longer than predicted batches are taken to be.
+            margin_ratio: Ratio by which batches are assumed to take longer than predicted.
 
         Returns:
-            Requests a second of all processes; 0 where it is below a third of what full batches come to.
+            Requests a second of all processes; 0 where it is below a third of the rate of full batches.
         """
         return _capacity_rps(self, slo, scv, margin_ratio)
 
 
 @lru_cache(maxsize=8192)
 def _capacity_rps(process: SliceProcess, slo: Slo, scv: float, margin_ratio: float) -> float:
-    """Rate that a process keeps; remembered, as plans that are compared ask for the same again."""
+    """Rate that a process sustains; cached, because compared plans need the same rates again."""
     longer = 1.0 + margin_ratio
     bundles = min(process.batch, _BUNDLES)
     a_bundle = process.batch / bundles
@@ -306,7 +306,7 @@ def _bracket(kept: Callable[[float], bool]) -> tuple[float, float]:
 
 
 def largest_batch(curve: BatchCurve, speed: float, slo: Slo, margin_ratio: float, most: int) -> int:
-    """The largest batch whose queue is likely to keep an SLO; 0 where not even single requests do.
+    """The largest batch whose queue is likely to stay within an SLO; 0 where not even single requests do.
 
     A request waits for the batch in service and then for its own, and batches vary the less the larger they are.
     """

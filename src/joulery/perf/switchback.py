@@ -6,8 +6,8 @@ the size of the whole run (W. G. Cochran, *Sampling Techniques*, 3rd ed., chapte
 
 The periods are spread over the run, one a block, so a drift over the day is sampled evenly and is no error. The
 interval therefore comes from the differences between successive periods (K. M. Wolter, *Introduction to Variance
-Estimation*, chapter 8), which contain what varies from one to the next and not the drift. Requests within a period are
-never counted as independent. With few periods the interval is wide, by Student's t.
+Estimation*, chapter 8), which contain the variation from one to the next but not the drift. Requests within a period
+are never counted as independent. With few periods the interval is wide, by Student's t.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 
 MIN_PERIODS = 3
-"""With fewer periods no interval is worth its name: the baseline counts as not observed."""
+"""Least number of periods for an interval; with fewer, the baseline counts as not observed."""
 CONFIDENCE = 0.95
 
 
@@ -33,8 +33,8 @@ class SampledCost:
 
     Attributes:
         cost: Joules or grams of each period, float64[periods].
-        size: What it is in proportion to, of each period, such as requests or seconds, float64[periods].
-        total_size: The same of the whole run.
+        size: Size of each period that its cost is proportional to, such as requests or seconds, float64[periods].
+        total_size: Size of the whole run.
     """
 
     cost: FloatArray
@@ -58,8 +58,8 @@ class SampledCost:
     def influence(self) -> FloatArray:
         """Influence of each period on the total, to first order, float64[periods]; the sum is 0.
 
-        Divided by what the period leaves to the others, as the jackknife does: a large period draws the ratio to
-        itself, and its own residual is too small.
+        It is divided by the share of the other periods, as the jackknife does: a large period pulls the ratio towards
+        itself, so its own residual is too small.
         """
         share = self.size / self.size.sum()
         residual = (self.cost - self.ratio * self.size) / self.size.sum()
@@ -71,7 +71,7 @@ def sums_by_period(at_s: FloatArray, values: FloatArray, periods: Sequence[tuple
 
     Args:
         at_s: Times, Unix seconds, float64[n]; in any order.
-        values: float64[n].
+        values: Values at those times, float64[n].
         periods: ``(from_s, until_s)``, in order of time, none overlapping another.
     """
     if not periods:
@@ -89,7 +89,7 @@ class TotalEstimate:
     Attributes:
         total: The estimate.
         low, high: Its interval; ``low`` is not below 0.
-        periods: Periods that it rests on.
+        periods: Number of periods it is estimated from.
     """
 
     total: float
@@ -101,7 +101,7 @@ class TotalEstimate:
         """The saved share of the baseline's cost, and its interval: estimate, low, high.
 
         Args:
-            spent: What the run really cost. A total whose lower end is 0 leaves the saving unbounded below.
+            spent: Actual cost of the run. A total whose lower end is 0 leaves the saving unbounded below.
         """
 
         def against(total: float) -> float:
@@ -111,14 +111,15 @@ class TotalEstimate:
 
 
 def estimate_total(costs: Sequence[SampledCost], confidence: float = CONFIDENCE) -> TotalEstimate:
-    """The sum of several costs of the whole run, each in proportion to its own size.
+    """Estimate the sum of several costs of the whole run, each in proportion to its own size.
 
     Args:
-        costs: Such as joules above idle by requests, and idle joules by seconds; of the same periods, in one order.
-        confidence: Of the interval.
+        costs: Costs such as joules above idle by requests, and idle joules by seconds; of the same periods, in one
+            order.
+        confidence: Confidence of the interval.
 
     Raises:
-        DataError: There are fewer than :data:`MIN_PERIODS` periods, or they hold nothing.
+        DataError: There are fewer than :data:`MIN_PERIODS` periods, or nothing was served in them.
     """
     from scipy.special import stdtrit
 

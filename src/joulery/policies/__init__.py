@@ -1,1 +1,1 @@
-"""Decisions: variants, layouts, provisioning, placement, clocks, ordering, training. Pure."""
+"""Pure decision rules for variants, layouts, provisioning, placement, clocks, ordering and training."""

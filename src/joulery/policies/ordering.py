@@ -1,4 +1,4 @@
-"""In which order requests run: speculative shortest job first, with aging (μ-Serve, ATC'24, section 3.3).
+"""Order in which requests run: speculative shortest job first, with aging (μ-Serve, ATC'24, section 3.3).
 
 At a dispatch the request of least ``T - alpha * waited`` goes first. Every key falls at the same rate, so the order
 is that of the static key ``T + alpha * arrival``: one heap, O(log n). ``alpha = 0`` is pure shortest-job-first, a
@@ -22,7 +22,7 @@ from joulery.domain.errors import ConfigError
 
 _Entry = tuple[float, float, int, int]
 _SHORTEST_S = 1e-3
-"""Predicted times below it have the same head start, which grows without bound as they fall."""
+"""Predicted times below this have the same head start, because head starts grow without bound as times approach 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Aging:
     Attributes:
         rate: Seconds of predicted service forgiven per second waited (the paper's alpha), >= 0.
         grace_s: Wait before aging begins; 0 is plain linear aging.
-        decay_s: Of Boost: the larger, the more short requests gain and the longer the tail; 0 is no Boost.
+        decay_s: Decay of Boost: the larger, the more short requests gain and the longer the tail; 0 for no Boost.
     """
 
     rate: float = 0.02

@@ -1,17 +1,18 @@
-"""Order of answers, revised while they are written: expected remainders in place of predicted lengths.
+"""Reorders requests while they are answered, by the expected remaining time in place of the predicted length.
 
-The order is that of :mod:`joulery.policies.ordering`, by what a request is still expected to take given what has been
-written of it (:mod:`joulery.perf.lengths.remaining`). A running answer that outlives its prediction so falls behind,
-one about to end comes forward. It is interrupted only for a request that would outrank it even if that took
-``switch_ratio`` times as long as expected, because changing over costs time and expectations vary with every token.
+The order is that of :mod:`joulery.policies.ordering`, by the time that a request is still expected to take, given the
+part of its answer that exists (:mod:`joulery.perf.lengths.remaining`). So a running answer that exceeds its prediction
+falls behind, and one about to end moves forward. It is interrupted only for a request that would outrank it even if
+that took ``switch_ratio`` times as long as expected, because changing over costs time and expectations vary with every
+token.
 
 With exact lengths, no aging and ``switch_ratio`` 1 this is shortest remaining processing time first (Schrage, 1968);
-where lengths are exponential and nothing sets requests apart, first come first served. A key is the arrival less a
-head start under Boost, so a request that arrives later than the largest head start never overtakes.
+where lengths are exponential and no request differs from another, it is first come, first served. A key is the arrival
+less a head start under Boost, so a request that arrives later than the largest head start never overtakes.
 
-How large head starts may be without a longer tail depends on the traffic: what short answers gain at a backlog of
-minutes is, at one of seconds, what long answers lose. The decay so follows the backlog that was seen of late. While
-much less is to be done than then, nothing of the tail is at stake, and it is larger.
+The head starts that do not lengthen the tail depend on the traffic: those that help short answers at a backlog of
+minutes harm long answers at a backlog of seconds. The decay therefore follows the recent backlog. While the present
+backlog is much smaller, the tail is not at risk, and the decay is larger.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from joulery.domain.errors import ConfigError
 from joulery.policies.ordering import Aging
 
 DECAY_RATIO = 0.95
-"""Decay of Boost, where none is stated, by the backlog that one request in a hundred meets, while half of it waits."""
+"""Default decay of Boost over the backlog that one request in a hundred meets, while half of that backlog waits."""
 _MOST_LARGER = 4.0
-"""Largest factor on it while less waits: it grows with the root of the one backlog over the other."""
+"""Largest factor on the decay while less waits; it grows with the root of the high backlog over the present one."""
 LEAST_ANSWERS = 3.0
-"""Its least, in mean answers."""
+"""Smallest decay, as a multiple of the time of a mean answer."""
 _QUANTILE, _KEPT = 0.99, 2000
 
 
 class BacklogHistory:
-    """The work that answers left behind when they ended, s of one slot; the latest 2,000.
+    """The backlogs at the ends of the latest 2,000 answers, in seconds of one slot.
 
-    As many requests leave a queue of some length as meet one, so this is what requests find before them; it does not
-    depend on the order of service.
+    As many requests leave a queue of some length as meet one, so these are also the backlogs that arriving requests
+    meet. They do not depend on the order of service.
     """
 
     __slots__ = ("_ascending", "_latest")
@@ -52,7 +53,7 @@ class BacklogHistory:
         return self._latest[-1] if self._latest else 0.0
 
     def add(self, backlog_s: float) -> None:
-        """An answer ended, and this is still to be done."""
+        """Add the backlog at the end of an answer."""
         if len(self._latest) == _KEPT:
             del self._ascending[bisect_left(self._ascending, self._latest.popleft())]
         self._latest.append(backlog_s)
@@ -87,7 +88,7 @@ class Reranking:
         """The aging rules in force.
 
         Args:
-            average_s: What a mean answer takes, > 0.
+            average_s: Time of a mean answer, > 0.
             high_s, now_s: The backlog that one request in a hundred meets, and the present one.
         """
         larger = min(_MOST_LARGER, math.sqrt(high_s / (2.0 * now_s))) if now_s > 0 else _MOST_LARGER
@@ -102,7 +103,7 @@ class Reranking:
         """Whether a waiting request takes the place of a running one.
 
         Args:
-            aging: As :meth:`aged` gave it.
+            aging: The rules from :meth:`aged`.
             waiting, running: Arrival and expected remainder of each, s.
         """
         arrival_s, remaining_s = waiting

@@ -1,7 +1,7 @@
-"""One step of a policy: observe, decide, log. The simulator and the live loops share it.
+"""Steps a policy: observes, decides and logs. The simulator and the live loops share this code.
 
-A driver owns time: :class:`joulery.sim.core.driver.Driver` steps on a kernel's instants, the live loops on the wall
-clock. What a step is, and when a policy needs the next one, is the same for all.
+A driver owns time: :class:`joulery.sim.core.driver.Driver` steps at a kernel's instants, the live loops by the wall
+clock. The step itself, and the time at which a policy needs the next one, are the same for all drivers.
 """
 
 from __future__ import annotations
@@ -60,5 +60,5 @@ class PolicyStepper(Generic[S, Obs]):
         return step
 
     def change(self, policy: Policy[S, Obs]) -> None:
-        """Go on with another policy, from its initial state."""
+        """Replace the policy by another one, in its initial state."""
         self.policy, self.state, self.wake_s = policy, policy.initial(), -math.inf

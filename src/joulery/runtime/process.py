@@ -1,4 +1,4 @@
-"""Parts of joulery that run in processes of their own and are spoken to over pipes."""
+"""Start parts of joulery as separate processes that communicate over pipes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import joulery
 
 
 def spawn_process(module: str, arguments: Sequence[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a module of this very joulery, in a session of its own: what ends this process's group does not end it.
+    """Start a module of this joulery in a new session, so that signals to this process group do not reach it.
 
     Args:
-        module: Its name, to be run as ``python -m``.
+        module: Module name, run as ``python -m``.
         arguments: Its command-line arguments.
-        errors: Where its standard error goes; it has pipes for the other two.
+        errors: Destination of its standard error; standard input and output are pipes.
 
     Raises:
-        OSError: No process can be started.
+        OSError: The process cannot be started.
     """
     return subprocess.Popen(
         process_command(module, *arguments),
@@ -34,13 +34,13 @@ def spawn_process(module: str, arguments: Sequence[str], errors: IO[bytes]) -> s
 
 
 def process_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command line of a part; it needs :func:`part_environment`."""
+    """The command line that runs a module of joulery; it needs :func:`part_environment`."""
     # -P: a file of the user's folder named like a module must not be imported.
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
 def part_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment in which a part is of this very joulery, wherever that was imported from."""
+    """An environment in which a child process imports this same joulery, wherever that was imported from."""
     parent = str(Path(joulery.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, (parent, environment.get("PYTHONPATH"))))
     return {**environment, "PYTHONPATH": path}

@@ -2,7 +2,7 @@
 
 One JSON object a line (``model``, ``prompt``, ``out_tokens``; ``cut`` where the client's limit ended the answer, which
 would have been at least so long), appended as answers end. A writer that was killed leaves
-a torn last line, which readers leave out. Prompts are personal: the log is off unless it is switched on.
+a torn last line, which readers skip. Prompts are personal: the log is off unless it is switched on.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SUFFIX = ".jsonl"
 
 
 class AnswerLog:
-    """A log that grows. Made with mode 0600: what people asked is theirs.
+    """An append-only log of answers. Its file has mode 0600, because prompts are personal.
 
     Args:
-        path: The file; what is in it stays.
+        path: The file; its content is kept.
 
     Raises:
         CapabilityError: It cannot be written.
@@ -55,17 +55,18 @@ class AnswerLog:
             os.write(self._fd, line)
 
     def close(self) -> None:
-        """Release the file. Safe to call twice."""
+        """Close the file. Safe to call twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def read_answer_log(path: Path) -> Iterator[tuple[str, str, int]]:
-    """``(model, prompt, tokens)`` of every whole line.
+    """Yield ``(model, prompt, tokens)`` of every complete line.
 
     Raises:
-        DataError: The file cannot be read, or a line that is not the last of a killed writer is none of these.
+        DataError: The file cannot be read, or a line is not such an entry and is not the last of a killed
+            writer.
     """
     try:
         content = path.read_bytes()

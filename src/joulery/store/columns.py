@@ -1,4 +1,4 @@
-"""Rows of a CSV file with a header; columns of numbers from one, or from a Parquet file."""
+"""Readers of rows of a CSV file, and of columns of numbers of a CSV or Parquet file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from joulery.tabular import read_csv, require_columns
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """A row that knows where it stands, so that what is wrong with it can be found.
+    """A row of a CSV file with its file and row number, for error messages.
 
     Attributes:
         cells: Text by the name of the column.
@@ -38,7 +38,7 @@ class CsvRow:
         """The number in a column.
 
         Raises:
-            DataError: It is missing, no number, not finite, or not above 0.
+            DataError: It is missing, not a number, not finite, or not above 0.
         """
         value = self._number(column)
         if not 0 < value < math.inf:
@@ -49,7 +49,7 @@ class CsvRow:
         """The number in a column.
 
         Raises:
-            DataError: It is missing, no number, not finite, or below ``least``.
+            DataError: It is missing, not a number, not finite, or below ``least``.
         """
         value = self._number(column)
         if not least <= value < math.inf:
@@ -60,7 +60,7 @@ class CsvRow:
         """The whole number in a column.
 
         Raises:
-            DataError: It is missing, or no whole number above 0.
+            DataError: It is missing, or not a whole number above 0.
         """
         value = self.positive(column)
         if value != int(value):
@@ -68,23 +68,23 @@ class CsvRow:
         return int(value)
 
     def _number(self, column: str) -> float:
-        """NaN where it is none."""
+        """The number in a column; NaN where the cell does not hold one."""
         try:
             return float(self.cells[column])
         except ValueError:
             return math.nan
 
     def wrong(self, message: str, *, hint: str = "") -> DataError:
-        """The error that names the file and the row."""
+        """Make an error that names the file and the row."""
         return DataError(message, file=str(self.file), row=self.number, hint=hint)
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[CsvRow]:
-    """The rows of a CSV file, UTF-8, its first row the names of the columns; empty lines are no rows.
+    """Read the rows of a CSV file, UTF-8, whose first row names the columns; empty lines are skipped.
 
     Args:
         path: The file.
-        columns: Those that have to be there; others are left out.
+        columns: Required columns; others are left out.
 
     Raises:
         DataError: No such file, one of the columns is missing, or no rows.
@@ -96,16 +96,16 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[CsvRow]:
 
 
 def read_column(path: Path, column: str, *, least: float = 0.0) -> FloatArray:
-    """The numbers of a column, in the order of the rows.
+    """Read the numbers of a column, in the order of the rows.
 
     Args:
-        path: A CSV file, UTF-8, its first row the names of the columns.
-        column: Which one.
+        path: A CSV file, UTF-8, whose first row names the columns.
+        column: Name of the column.
         least: Smaller values are refused.
 
     Raises:
-        DataError: No such file or column, no rows, or a value that is missing, no number, not finite or too small;
-            the message names the row. An empty line between rows is a missing value: what follows would shift.
+        DataError: No such file or column, no rows, or a value that is missing, not a number, not finite or too
+            small; the message names the row. An empty line between rows counts as a missing value.
     """
     values, empty = [], 0
     for row in _lines(path, [column]):
@@ -130,12 +130,12 @@ def _lines(path: Path, columns: Sequence[str]) -> Iterator[CsvRow]:
 
 
 def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, npt.NDArray[Any]]:
-    """Columns of a Parquet file as they are, in the order of the rows; of numbers, those that are missing are NaN.
+    """Read columns of a Parquet file unchanged, in the order of the rows; missing numbers are NaN.
 
     Args:
         path: The file.
-        columns: Those that have to be there.
-        optional: Those that are left out where they are not.
+        columns: Required columns.
+        optional: Columns that are left out where the file lacks them.
 
     Raises:
         DataError: No such file or column, or no rows.
@@ -160,15 +160,15 @@ def float_column(values: npt.NDArray[Any], name: str, path: Path) -> FloatArray:
 
 
 def read_parquet_columns(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, FloatArray]:
-    """Columns of numbers of a Parquet file, float64, in the order of the rows.
+    """Read columns of numbers of a Parquet file as float64, in the order of the rows.
 
     Args:
         path: The file.
-        columns: Those that have to be there.
-        optional: Those that are left out where they are not.
+        columns: Required columns.
+        optional: Columns that are left out where the file lacks them.
 
     Raises:
-        DataError: No such file or column, no rows, or a value that is missing or no finite number.
+        DataError: No such file or column, no rows, or a value that is missing or not a finite number.
     """
     read = read_parquet(path, columns, optional)
     found = {name: float_column(values, name, path) for name, values in read.items()}

@@ -1,4 +1,4 @@
-"""A SQLite file of a known schema: opened with care, brought up to date, and refused in words a person can act on.
+"""SQLite files with a versioned schema: opened, migrated, or refused with an error that states what to do.
 
 Migrations are an ordered tuple: version ``n`` is the first ``n`` of them applied. A released one is never edited. Many
 processes may write at once (WAL, a busy timeout, short transactions); a killed one leaves the file as it was.
@@ -25,9 +25,9 @@ class DatabaseKind:
     """Kind of a database file, and hints for one that cannot be used.
 
     Attributes:
-        noun: What it is called, such as ``ledger``.
+        noun: Its name, such as ``ledger``.
         migrations: Statements of each version.
-        absent_hint: How to get a first one.
+        absent_hint: How to create one.
         outdated_hint: How to bring an old one up to date.
         damaged_hint: What to do with a damaged one.
     """
@@ -40,7 +40,7 @@ class DatabaseKind:
 
 
 class Database:
-    """An open file. A context manager. Use one instance a thread.
+    """An open SQLite file of one kind, as a context manager. Use one instance per thread.
 
     Raises:
         CapabilityError: The file cannot be opened or written: permission, read-only, full disk, locked for too long.
@@ -92,7 +92,7 @@ class Database:
             return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 
     def _prepare(self, read_only: bool) -> None:
-        """Settings, then migrations up to this joulery's version."""
+        """Apply the connection's settings, then migrate the schema to this joulery's version."""
         with self._errors():
             if not read_only:
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -128,13 +128,13 @@ class Database:
                 execute("INSERT INTO schema_version VALUES (?, ?)", (number, time.time()))
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Rows of a question."""
+        """Run an SQL query and return its rows."""
         with self._errors():
             return self._connection.execute(sql, values).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """All of the block, or nothing of it; yields the connection's ``execute``."""
+        """Run the block as one transaction, all or nothing; yields the connection's ``execute``."""
         with self._errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -157,7 +157,7 @@ class Database:
         return _WRITE_HINT.format(noun=self.kind.noun)
 
     def _explain(self, error: sqlite3.Error) -> JouleryError:
-        """SQLite's refusal as an error a person can act on."""
+        """Turn an SQLite error into an error with a hint for the user."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _REFUSALS:
             message, hint = _REFUSALS[code]

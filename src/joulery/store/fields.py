@@ -1,4 +1,4 @@
-"""Fields of JSON objects with the type they must have; a wrong one is a ``TypeError`` or ``ValueError`` that says so.
+"""Check types of JSON fields; a wrong type or value raises a ``TypeError`` or ``ValueError`` that states it.
 
 Readers turn these into one :class:`~joulery.domain.errors.DataError` with the name of the file.
 """
@@ -15,7 +15,7 @@ def number(value: Any) -> float:
     """A finite number.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a number.
         ValueError: It is not finite.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -52,7 +52,7 @@ def whole(value: Any) -> int:
     """A whole number.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a whole number.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{shown(value)} is not a whole number")
@@ -63,7 +63,7 @@ def text(value: Any) -> str:
     """Text.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not text.
     """
     if not isinstance(value, str):
         raise TypeError(f"{shown(value)} is not text")
@@ -74,8 +74,8 @@ def pairs(value: Any) -> tuple[tuple[str, float], ...]:
     """A list of names and numbers; NaN for null.
 
     Raises:
-        TypeError: It is none.
-        ValueError: A member has not two parts, or a number is not finite.
+        TypeError: It is not such a list.
+        ValueError: A member does not have two parts, or a number is not finite.
     """
     if not isinstance(value, list):
         raise TypeError(f"{shown(value)} is not a list")
@@ -83,6 +83,6 @@ def pairs(value: Any) -> tuple[tuple[str, float], ...]:
 
 
 def shown(value: Any) -> str:
-    """A value in few characters."""
+    """The representation of a value, shortened to 40 characters."""
     words = repr(value)
     return words if len(words) <= 40 else words[:37] + "..."

@@ -1,4 +1,4 @@
-"""Files that survive: written whole or not at all, read with one clear error when something is wrong with them."""
+"""Write files whole or not at all, and read JSON files with one clear error for each fault."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATE_SETTING = "jobs.state of the site file"
 
 @contextmanager
 def disk_errors(path: Path, setting: str = "--out") -> Iterator[None]:
-    """Turn the operating system's refusal to write ``path`` into an error a person can act on.
+    """Turn an ``OSError`` while ``path`` is written into an error with a hint for the user.
 
     Args:
         path: What is written.
@@ -50,9 +50,9 @@ def disk_errors(path: Path, setting: str = "--out") -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], setting: str = "--out") -> None:
-    """Let ``write`` fill a new file, then put it in the place of ``path``: readers see the old one or the new one.
+    """Fill a new file with ``write``, then replace ``path`` by it: readers see the old file or the new one.
 
-    Whatever stands there is replaced, a link or a pipe too: a folder that others may write to holds no trap.
+    A link or a pipe at ``path`` is replaced too, so that others cannot redirect the write in a shared folder.
 
     Args:
         path: The file.
@@ -75,9 +75,9 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], setting: 
 
 
 def write_named(path: Path, content: str | bytes) -> None:
-    """Fill a file that a person named: whole or not at all, as :func:`write_atomically`; text in UTF-8.
+    """Write a file that the user named, whole or not at all, as :func:`write_atomically` does; text in UTF-8.
 
-    A link stays a link, its target is replaced. What is no file, such as a terminal or a named pipe, is written to.
+    A link stays a link, and its target is replaced. A terminal or a named pipe is written to directly.
 
     Raises:
         CapabilityError: The disk refuses.
@@ -92,11 +92,11 @@ def write_named(path: Path, content: str | bytes) -> None:
 
 
 def json_bytes(document: Any, option: int = 0) -> bytes:
-    """A document as JSON; bytes of a name that are no text stand in it as ``\\udcff``, and stay readable.
+    """Serialise a document as JSON; bytes of a name that are not text are written as ``\\udcff``.
 
     Args:
-        document: What orjson takes.
-        option: Its options.
+        document: A document that orjson accepts.
+        option: Options of orjson.
     """
     import orjson
 
@@ -126,10 +126,10 @@ def read_json(path: Path, *, bytes_too: bool = False) -> Any:
 
     Args:
         path: The file.
-        bytes_too: Take ``\\udcff`` for a byte that is no text, as :mod:`json` writes it for an argument that holds one.
+        bytes_too: Read ``\\udcff`` as a byte that is not text; :mod:`json` writes it for an argument that holds one.
 
     Raises:
-        FileNotFoundError: There is none; what that means, the caller knows.
+        FileNotFoundError: There is none; the caller decides whether that is an error.
         DataError: It cannot be read, or is not JSON.
     """
     import orjson  # here, for the sampler needs the rest of this module and starts with every run

@@ -1,4 +1,4 @@
-"""The jobs of this machine on disk: a folder a job, a small JSON document a fact, each replaced whole.
+"""The jobs of this machine on disk: one folder per job, one small JSON document per fact, each replaced whole.
 
 ::
 
@@ -10,9 +10,9 @@
     FOLDER/jobs/000017/progress      the progress it reports
     FOLDER/jobs/lock                 held while a process reads jobs and acts on them
 
-A job's number is the name of its folder, which only one submitter can make: submitting needs no lock.
-What power limits did to jobs of one kind is kept beside them, a file a kind (:class:`JobLimitBook`), and the
-nodes of one job leave each other notes (:class:`NodeNotes`).
+A job's number is the name of its folder, which only one submitter can create, so submitting needs no lock.
+The effects of power limits on jobs are kept beside them, one file per kind of job (:class:`JobLimitBook`), and the
+nodes of one job exchange notes (:class:`NodeNotes`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _LARGEST_NOTE_BYTES = 4096
 
 
 class JobBook:
-    """Jobs submitted to one state folder; it is made when the first one is."""
+    """Jobs submitted to one state folder, which is created with the first job."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "jobs"
 
     def add(self, job: Mapping[str, Any]) -> int:
-        """Keep a new job and return its number.
+        """Store a new job and return its number.
 
         Raises:
             CapabilityError: The disk refuses.
@@ -76,7 +76,7 @@ class JobBook:
             yield
 
     def ids(self) -> tuple[int, ...]:
-        """Numbers of the jobs that were submitted whole, ascending."""
+        """Numbers of the jobs that were submitted completely, ascending."""
         return tuple(number for number in sorted(self._numbers()) if (self.folder(number) / "job.json").exists())
 
     def folder(self, job: int) -> Path:
@@ -111,7 +111,7 @@ class JobBook:
         write_atomically(self.folder(job) / f"{fact}.json", lambda file: file.write(text), STATE_SETTING)
 
     def remove(self, job: int, fact: str) -> None:
-        """Take a document back; nothing happens where there is none."""
+        """Remove a document about a job, if there is one."""
         with disk_errors(self.folder(job), STATE_SETTING):
             (self.folder(job) / f"{fact}.json").unlink(missing_ok=True)
 
@@ -122,16 +122,16 @@ class JobBook:
 
 
 _MOST = 64
-"""Points read of a kind; more is no file of joulery's."""
+"""Maximum number of points read for a kind; joulery writes no more."""
 LimitPoints = tuple[tuple[float, float, float], ...]
 """Limit as a share of full power, slowdown, share of power."""
 
 
 class JobLimitBook:
-    """Effects of power limits on jobs of one kind, a file a kind: the next job of the kind starts from them.
+    """Effects of power limits on jobs, one file per kind of job: the next job of the kind starts from them.
 
     Args:
-        folder: Where; made with the first file.
+        folder: The folder; created with the first file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -175,11 +175,11 @@ class JobLimitBook:
 class NodeNotes:
     """Notes that the nodes of a job leave each other on a shared disk: one small file for each job and node.
 
-    A note is overwritten in place and checked by its sum. A file that is replaced instead may stay the old one for as
-    long as a network file system remembers its folder, often a minute; a file that is opened again is read anew.
+    A note is overwritten in place and verified by a checksum. If the file were replaced instead, readers could see the
+    old one for as long as a network file system caches its folder, often a minute; a reopened file is read anew.
 
     Args:
-        folder: Where; made with the first note.
+        folder: The folder; created with the first note.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -43,7 +43,7 @@ class Journal:
         self.damaged = broken + torn
 
     def append(self, kind: str, *, sync: bool = True, **fields: Any) -> dict[str, Any]:
-        """Append one object and, with ``sync``, have it and all before it on the disk.
+        """Append one object and, with ``sync``, force it and all earlier ones to the disk.
 
         Without ``sync`` the object survives a kill of this process, but not a crash of the machine.
 

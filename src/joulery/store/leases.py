@@ -1,7 +1,7 @@
-"""Leases of device settings as files, one a knob: what another process needs to take a setting back.
+"""Leases of device settings as files, one per knob, which let another process revert a setting.
 
 A lease is written whole and forced to the disk before the setting it names is touched. Its renewal is the file's
-modification time, so that renewing costs no writing. Who changes a lease or the setting behind it holds the lock
+modification time, so that a renewal writes no data. A process that changes a lease or its setting holds the lock
 beside it. Every lock is the kernel's (``flock``), so that it holds between containers that share the folder.
 """
 
@@ -36,7 +36,7 @@ class LeaseState(StrEnum):
     """State of a lease."""
 
     HELD = "held"
-    """Its owner lives, or is in another container and renews it."""
+    """Its owner runs, or is in another container and renews it."""
     EXPIRED = "expired"
     """Its owner does not renew it."""
     ABANDONED = "abandoned"
@@ -45,7 +45,7 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The namespaces of a process: a container ends with all its processes, a watchdog among them.
+    """The namespaces of a process, which show whether it runs in a container.
 
     Attributes:
         pid, cgroup: Inode numbers; 0 where the kernel has no such namespace.
@@ -56,7 +56,7 @@ class Isolation:
 
     @classmethod
     def find(cls, proc: Path = Path("/proc/self")) -> Isolation:
-        """Those of this process."""
+        """The namespaces of this process."""
         return cls(_namespace(proc, "pid"), _namespace(proc, "cgroup"))
 
     @property
@@ -90,7 +90,7 @@ class LeaseBook:
     """The leases of a machine, in one folder.
 
     Args:
-        folder: Where; ``leases`` in :func:`state_folder` when None. Made when the first lease is written.
+        folder: The folder; ``leases`` in :func:`state_folder` when None. Created with the first lease.
         isolation: The namespaces of this process; found when None.
     """
 
@@ -100,7 +100,7 @@ class LeaseBook:
         self._isolation = isolation or Isolation.find()
 
     def write(self, lease: Lease) -> None:
-        """Write a lease down, renewed now.
+        """Write a lease to its file, renewed now.
 
         Raises:
             CapabilityError: The disk refuses.
@@ -128,7 +128,7 @@ class LeaseBook:
         return lease_from_dict(document, renewed_s, str(file))
 
     def renew(self, name: str) -> bool:
-        """Say that the owner still cares; False where the lease is gone."""
+        """Renew a lease; False where the lease no longer exists."""
         now_s = time.time()
         try:
             os.utime(self._file(name), (now_s, now_s))
@@ -137,11 +137,11 @@ class LeaseBook:
         return True
 
     def remove(self, name: str) -> None:
-        """The setting is back: forget the lease."""
+        """Remove a lease after its setting was reverted."""
         self._file(name).unlink(missing_ok=True)
 
     def names(self) -> tuple[str, ...]:
-        """The leases there are, sorted."""
+        """Names of all leases, sorted."""
         return tuple(sorted(file.name.removesuffix(".json") for file in self.folder.glob("[!.]*.json")))
 
     def elsewhere(self, name: str) -> Lease | None:
@@ -166,7 +166,7 @@ class LeaseBook:
 
     @contextmanager
     def guarding(self) -> Iterator[None]:
-        """Be the guard of this book: containers set devices only while one outside of them is.
+        """Act as the guard of this book: containers set devices only while a guard runs outside of them.
 
         Raises:
             CapabilityError: Another guard runs, or the disk refuses.
@@ -183,10 +183,10 @@ class LeaseBook:
             os.close(descriptor)
 
     def require_guard(self, device: str) -> None:
-        """Return if a setting of the device is reverted whatever becomes of this process.
+        """Check that a setting of the device will be reverted, whatever happens to this process.
 
-        Outside a container the watchdog does that. A container takes its watchdog with it when it ends: then a guard
-        outside of it must watch this very folder.
+        Outside a container the watchdog reverts it. In a container the watchdog ends with the container, so a guard
+        outside of it must watch this folder.
 
         ``JOULERY_UNGUARDED=1`` accepts that a setting may outlive its container.
 
@@ -236,7 +236,7 @@ class LeaseBook:
 
 @contextmanager
 def _state_errors(path: Path) -> Iterator[None]:
-    """Say what a refusing disk means here: without a lease nothing is set.
+    """Explain disk errors in terms of leases: without a written lease nothing is set.
 
     Raises:
         CapabilityError: The disk refuses.
@@ -253,7 +253,7 @@ def _state_errors(path: Path) -> Iterator[None]:
 
 
 def owner_of(pid: int, program: str = "") -> Owner | None:
-    """The process of that number as it runs now; None where there is none, or only its remains (a zombie)."""
+    """The running process of that number; None where there is none, or only a zombie."""
     try:
         stat, boot_id = Path(f"/proc/{pid}/stat").read_text(), _boot_id()
     except (FileNotFoundError, ProcessLookupError):
@@ -271,7 +271,7 @@ def lives(owner: Owner) -> bool:
 
 
 def lease_state(lease: Lease, now_s: float) -> LeaseState:
-    """State of a lease. Process numbers of another container mean nothing here: only its renewals count.
+    """State of a lease. The owner in another container is judged by its renewals only.
 
     Args:
         lease: The lease.

@@ -1,7 +1,7 @@
-"""The ledger: what every run cost, by owner, workload, device and hour, in one SQLite file that outlives the runs.
+"""The ledger: energy and carbon of runs by owner, workload, device and hour, in one SQLite file that outlives them.
 
 Energy is kept by device and role (charged, idle, unattributed), grams by signal and scope: neither is invented where
-the other is known. Recording a run again replaces what was recorded of it, so nothing is counted twice. Many processes
+the other is known. Recording a run again replaces its entries, so nothing is counted twice. Many processes
 may write at once (WAL, a busy timeout, short transactions); a killed one leaves the ledger as it was.
 """
 
@@ -55,7 +55,7 @@ _KEYS = {"owner": "owner", "workload": "workload", "run": "run", "device": "devi
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One run as the ledger knows it; ``ended_s`` is None while it runs."""
+    """One run in the ledger; ``ended_s`` is None while it runs."""
 
     id: str
     kind: str
@@ -103,18 +103,18 @@ class Budget:
 
 
 class Ledger(Database):
-    """An open ledger. A context manager. Use one instance a thread.
+    """An open ledger, as a context manager. Use one instance per thread.
 
     Raises:
         CapabilityError: The file cannot be opened or written: permission, read-only, full disk, locked for too long.
-        DataError: It is no ledger, damaged, or written by a newer joulery.
+        DataError: It is not a ledger, is damaged, or was written by a newer joulery.
     """
 
     def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         super().__init__(path, _LEDGER, read_only=read_only)
 
     def record(self, run: RunEntry, energy: Sequence[EnergyEntry], carbon: Sequence[CarbonEntry] = ()) -> None:
-        """Write all that is known of a run; what was recorded of it before is replaced."""
+        """Record a run with its energy and carbon; its earlier entries are replaced."""
         with self.transaction() as execute:
             execute("DELETE FROM runs WHERE id = ?", (run.id,))
             execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", astuple(run))
@@ -141,13 +141,13 @@ class Ledger(Database):
         """Spending by ``owner``, ``workload``, ``run``, ``device`` or ``hour`` (its start in Unix seconds).
 
         Args:
-            by: What the rows are about.
+            by: The key of the rows.
             owner: Only what is charged to this owner.
             start_s, end_s: Only hours that begin in ``[start_s, end_s)``.
 
         Raises:
-            ConfigError: ``by`` is none of the above.
-            DataError: The grams in question count different things.
+            ConfigError: ``by`` is not one of these keys.
+            DataError: The grams have different signals or scopes.
         """
         if by not in _KEYS:
             raise ConfigError("cannot group by this", got=by, expected=", ".join(_KEYS))
@@ -182,7 +182,7 @@ class Ledger(Database):
         """The budgets in force at ``now_s`` and what is left of each in grams, negative when overspent.
 
         Raises:
-            DataError: The grams of an owner count different things.
+            DataError: The grams of an owner have different signals or scopes.
         """
         found = self.query("SELECT * FROM budgets WHERE start_s <= ?1 AND ?1 < end_s ORDER BY owner, start_s", (now_s,))
         budgets = [Budget(*row) for row in found]

@@ -1,6 +1,6 @@
-"""Plans as JSON objects (schema ``joulery.plan/1``): the one writer of every plan.
+"""Write plans of every kind as JSON objects (schema ``joulery.plan/1``).
 
-``kind`` says which nouns a plan holds: ``shares`` (services on MPS shares of GPUs), ``stages`` (models cut into
+``kind`` states what a plan contains: ``shares`` (services on MPS shares of GPUs), ``stages`` (models divided into
 pipeline stages, with a clock a GPU), ``layouts`` (variants on MIG slices) or ``language`` (replicas of language
 models). Every kind has ``policy``, ``quality``, ``gpus``, ``cost_usd_per_hour``, ``violations``, ``gap_ratio``,
 ``optimal`` and ``binding``. A plan of shares of preset ``joint`` adds its objective, power and certificate.
@@ -140,8 +140,8 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
     A checker of the bound needs nothing else. A request a second of a service's variant on a GPU type at a clock is
     worth ``max(0, demand_price + accuracy_price (accuracy - floor) - (per_w + power_price) request_j)``. No layout of a
     GPU may be worth more than ``(per_w + power_price) (standing_w + overheads) + per_usd usd + per_gpu + pool_price``.
-    A cut is worth the sum, over its slices, of the best entry of ``slices`` for each. ``costs`` and ``columns`` name
-    the first of the services that are ``alike``, for all of them.
+    A MIG partition is worth the sum, over its slices, of the best entry of ``slices`` for each. ``costs`` and
+    ``columns`` name the first of the services that are ``alike``, for all of them.
     Then ``Σ demand_price rate - power_price cap - Σ pool_price available`` is a bound: ``relaxed_value`` where branch
     and bound proves more.
     """
@@ -430,7 +430,7 @@ def _language_certificate(proof: LanguageCertificate) -> dict[str, Any]:
 
 
 def _language_gpus(plan: LanguagePlan) -> list[dict[str, Any]]:
-    """Every GPU with what runs on it; the GPUs of one replica stand one after the other."""
+    """Every GPU with its instances; the GPUs of one replica are listed one after the other."""
     found = []
     for each in plan.replicas:
         for replica in range(1, each.count + 1):

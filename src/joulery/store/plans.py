@@ -1,6 +1,6 @@
-"""Plan files: the one reader of every plan that :mod:`joulery.store.plan_documents` writes.
+"""Read plan files of every kind that :mod:`joulery.store.plan_documents` writes.
 
-Read as well: files without ``kind``, files of schema ``joulery.pool-plan/1`` and the key ``promised_ratio``.
+It also reads files without ``kind``, files of schema ``joulery.pool-plan/1`` and the key ``promised_ratio``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from joulery.store.plan_documents import Plan
 
 _T = TypeVar("_T")
 _MAYBE = ("accuracy_ratio", "overhead_w", "requests_w", "provided_rps")
-"""Figures of an instance that only some policies know."""
+"""Figures of an instance that only some policies provide."""
 _HINT = "write one with `joulery plan SITE --out plan.json`"
 _CLOCK_HINT = "write one with: joulery plan SITE --preset muserve (or joint) --out FILE"
 
@@ -59,7 +59,7 @@ class PlanFile:
     """A plan file, parsed as JSON; each method reads the part it needs and raises :class:`DataError` without it.
 
     Attributes:
-        file: Where it was read from.
+        file: The file it was read from.
         document: The object.
     """
 
@@ -95,20 +95,20 @@ class PlanFile:
         return self._read(read)
 
     def gpus(self) -> tuple[PlannedGpu, ...]:
-        """The GPUs of a plan of shares or slices, with what is predicted of every instance.
+        """The GPUs of a plan of shares or slices, with the predictions for every instance.
 
         Raises:
-            DataError: It is no such plan.
+            DataError: It is not such a plan.
         """
         if self.kind != "shares":
             raise self._wrong(f"a plan of {self.kind}, expected a plan of shares", "plan with preset best or igniter")
         return self._read(lambda document: tuple(_shares_gpu(gpu) for gpu in document["gpus"]))
 
     def shares(self) -> tuple[PlannedGpu, ...]:
-        """The GPUs of a plan of shares, with what is predicted of every instance.
+        """The GPUs of a plan of shares, with the predictions for every instance.
 
         Raises:
-            DataError: It is no plan of shares, or it cuts GPUs.
+            DataError: It is not a plan of shares, or it has MIG slices.
         """
         gpus = self.gpus()
         if any(gpu.sliced for gpu in gpus):
@@ -122,7 +122,7 @@ class PlanFile:
         """The engines of a plan of language models.
 
         Raises:
-            DataError: It is no such plan.
+            DataError: It is not such a plan.
         """
         if self.kind != "language":
             raise self._wrong(f"a plan of {self.kind}, expected a plan of language models", "plan with plan.language")
@@ -144,7 +144,7 @@ class PlanFile:
         """The processes of a plan of shares: replica, share and batch.
 
         Raises:
-            DataError: It is no plan of shares.
+            DataError: It is not a plan of shares.
         """
         return self._read(
             lambda document: tuple(

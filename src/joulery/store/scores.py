@@ -1,7 +1,7 @@
 """The database of clock scores: every profile of a model on a device, in one SQLite file.
 
-A profile replaces what was known of the same model, device and quality; what is measured never replaces what is
-modelled, nor the other way round. The best known quality answers.
+A profile replaces an earlier one of the same model, device and quality; measured and modelled profiles never replace
+each other. A look-up returns the profile of the best quality.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ScoreEntry:
 
 
 class ScoreDatabase(Database):
-    """An open database of scores. A context manager. Use one instance a thread.
+    """An open database of scores, as a context manager. Use one instance per thread.
 
     Raises:
         CapabilityError: The file cannot be opened or written.

@@ -1,4 +1,4 @@
-"""Answer lengths of prompts already seen, found by meaning (μ-Serve, ATC'24, section 3.3; GPTCache's rule).
+"""Cache of answer lengths of earlier prompts, found by meaning (μ-Serve, ATC'24, section 3.3; GPTCache's rule).
 
 A look-up finds the nearest entry of the same model and hits when the similarity ``(2 - |a - b|) / 2`` of the unit-norm
 embeddings reaches the threshold. At the default 0.8 that is a distance of at most 0.4: a cosine of at least 0.92, not
@@ -86,10 +86,10 @@ class SemanticCache:
         return shelf.tokens[row]
 
     def insert(self, model: str, prompt: str, embedding: npt.ArrayLike, tokens: float) -> None:
-        """Remember the true length of a completed answer; an equal prompt is replaced, the least used one evicted.
+        """Store the length of a completed answer; replaces an equal prompt, or evicts the least used when full.
 
         Raises:
-            DataError: The length is not positive, or the embedding's size differs from the entries before it.
+            DataError: The length is negative or not finite, or the embedding's size differs from the entries before it.
         """
         if not (tokens >= 0 and np.isfinite(tokens)):
             raise DataError(f"an answer has {tokens} tokens, expected 0 or more")
@@ -121,7 +121,7 @@ class SemanticCache:
         return row if float(difference @ difference) <= self._distance_squared + 1e-9 else None
 
     def _near(self, shelf: _Shelf, vector: _Vectors) -> IntArray:
-        """Rows that may be within reach: already a few dimensions are too far apart for almost all others."""
+        """Rows that may be near enough: the first few dimensions alone exclude almost all others."""
         count, few = len(shelf.tokens), shelf.heads.shape[1]
         head = vector[:few]
         distance = _products(shelf.heads[:count], -2.0 * head)
@@ -156,7 +156,7 @@ def _products(rows: _Vectors, vector: _Vectors) -> _Vectors:
 
 
 def _grown(array: _Vectors, rows: int) -> _Vectors:
-    """The same rows, and zeros after them."""
+    """Extend an array with rows of zeros."""
     grown = np.zeros((rows, *array.shape[1:]), np.float32)
     grown[: len(array)] = array
     return grown

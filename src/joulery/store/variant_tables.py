@@ -24,7 +24,7 @@ def read_tables(folder: Path, menu: MigMenu = A100_40GB) -> dict[str, VariantTab
     """Every service of a profile folder, by name.
 
     Raises:
-        DataError: ``model.json`` or a table is missing, or holds what cannot be; file and row are named.
+        DataError: ``model.json`` or a table is missing, or holds an invalid value; the error names file and row.
     """
     path = folder / "model.json"
     try:
@@ -84,11 +84,11 @@ def model_number(model: Mapping[str, Any], key: str, file: Path, *, positive: bo
     Args:
         model: The object that holds it.
         key: Its name.
-        file: Where that stands.
-        positive: Nothing is refused too.
+        file: The file, for errors.
+        positive: Refuse 0 too.
 
     Raises:
-        DataError: It is missing, no number, not finite, or too small.
+        DataError: It is missing, not a number, not finite, or too small.
     """
     try:
         value = float(model[key])

@@ -1,1 +1,1 @@
-"""The faces: command line, gateway, dashboard, reports, metrics."""
+"""User interfaces: command line, dashboard, reports."""

@@ -66,8 +66,8 @@ def align(
         multiplicity: ``events`` gives every concurrent event a share; ``set`` gives every distinct operation one share
             however many of its events run (the letter of Algorithm 2).
         estimator: ``recency`` gives every instant the power last read; ``regression`` estimates the power of each
-            operation over all readings (:mod:`joulery.accounting.operations.estimators`) on devices where that helps,
-            and says where it does not.
+            operation over all readings (:mod:`joulery.accounting.operations.regression`) on devices where that helps,
+            and the footprint notes where it does not.
         carbon: Intensity of the grid, for grams; None when they are not asked for.
         pue: Facility energy per IT energy; multiplies grams, never joules.
         steps: Equal steps that the session consists of, for standard errors over them; 0 when not known.
@@ -137,7 +137,7 @@ def _weighed_hosts(cut: Session, trace: EventTrace, threads: ThreadTimes) -> Ses
 
 
 def _silent_notes(cpu_s: Sequence[float]) -> list[str]:
-    """CPU time of processes without operations (workers of a loader, launchers)."""
+    """Notes on the CPU time of processes without operations (workers of a loader, launchers)."""
     if not sum(cpu_s) >= _SILENT_S:
         return []
     return [
@@ -155,7 +155,7 @@ def _devices(
     carbon: CarbonSeries | None,
     pue: float,
 ) -> tuple[list[DeviceEnergy], list[str]]:
-    """Fill the rows of every device; the devices by name, and remarks."""
+    """Fill the rows of every device; return the devices by name, and notes."""
     devices: list[DeviceEnergy] = []
     notes: list[str] = []
     for name in sorted({*cut.rows.device, *(name for name, channels in power.items() if channels)}):
@@ -174,7 +174,7 @@ def _devices(
 def _notes(
     cut: Session, devices: Sequence[DeviceEnergy], columns: _Columns, power: Mapping[str, Sequence[PowerSteps]]
 ) -> list[str]:
-    """Parts that are not counted, and the reasons."""
+    """Notes on the parts that are not counted, and the reasons."""
     outside = [f"{cut.outside} events lie outside the window and are not counted"] if cut.outside else []
     return [
         *outside,
@@ -185,7 +185,7 @@ def _notes(
 
 
 def _blind_notes(cut: Session, devices: Sequence[DeviceEnergy], columns: _Columns) -> list[str]:
-    """For how long operations of metered devices ran without known power."""
+    """Notes on the time for which operations of metered devices ran without known power."""
     metered = {entry.device for entry in devices if entry.metered}
     blind_ns: dict[str, int] = {}
     for device, ns in zip(cut.rows.device, columns.uncovered_ns.tolist(), strict=True):
@@ -219,7 +219,7 @@ class _Columns:
         np.add.at(self._by_process, (process[known], row[known]), energy_j[known])
 
     def scale(self, rows: IntArray, factor: FloatArray) -> None:
-        """Another estimate of the energy of some rows."""
+        """Scale the energy of some rows in every process, for another estimate."""
         self._by_process[:, rows] *= factor
 
     def process_j(self) -> dict[int, float]:
@@ -370,7 +370,7 @@ def _unmetered(device: str, window_ns: tuple[int, int], start_ns: IntArray, end_
 
 
 def _resolved_s(channels: Sequence[PowerSteps]) -> float:
-    """Nothing shorter than this is resolved by any of the channels."""
+    """Coarsest resolution of the channels, seconds; 0 where none is known."""
     return max((max(item.channel.averaging_s, item.channel.update_s) for item in channels), default=0.0)
 
 
@@ -382,8 +382,8 @@ def _sums(row: IntArray, value: IntArray, size: int) -> IntArray:
 def matched(trace: EventTrace, power: Sequence[PowerSteps]) -> tuple[EventTrace, dict[str, list[PowerSteps]]]:
     """Name the devices of a trace as its meters do.
 
-    Names match regardless of case (``GPU:0``, ``gpu:0``, ``cuda:0``). Frameworks do not say which socket a host thread
-    ran on: their device ``CPU`` is the one metered socket, all metered sockets together, or the metered machine.
+    Names match regardless of case (``GPU:0``, ``gpu:0``, ``cuda:0``). Frameworks do not report which socket a host
+    thread ran on: their device ``CPU`` is the one metered socket, all metered sockets together, or the metered machine.
 
     Returns:
         The trace with meters' names, and the channels of each device; devices without events keep theirs.
@@ -411,7 +411,7 @@ def canonical(device: str) -> str:
 
 
 def _host(device: str, channels: dict[str, list[PowerSteps]], by_name: dict[str, str], notes: list[str]) -> str | None:
-    """Meter of a host; where the trace names no socket, all sockets are put together under ``device``."""
+    """Meter of a host; where the trace names no socket, all sockets are combined under ``device``."""
     sockets = sorted(name for name in by_name if name.startswith("cpu:"))
     if len(sockets) == 1:
         return by_name[sockets[0]]

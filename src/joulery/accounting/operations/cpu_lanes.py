@@ -1,10 +1,10 @@
 """Weigh the operations of host threads by CPU time: a thread that waits or sleeps has no share of the socket.
 
 A trace shows when an operation ran, not whether its thread was on a CPU. Readings of each thread's CPU time, a few
-dozen a second, say how much CPU time a thread had in each window. Within a window that time goes to the operations of
+dozen a second, show how much CPU time a thread had in each window. Within a window that time goes to the operations of
 the thread, and to the time between them, by the utilisation of each operation: the share of its time in which it was on
 a CPU or ready for one, found over all windows together by expectation maximisation (Richardson-Lucy). How long a thread
-was ready matters on a busy machine: there its CPU time says more about the others than about what it did.
+was ready matters on a busy machine: there its CPU time depends more on the other threads than on its own work.
 
 Threads without operations (OpenMP workers) count for the operations of their process, up to the CPU time of the
 threads that called them. What is left, and CPU time of processes without operations, is the rest of the run: it has
@@ -29,7 +29,7 @@ PER_CPU = 1_000_000
 
 _ITERATIONS = 200
 _WAITS = 0.01
-"""Operations that are ready for less of their time wait: in a window without others they would have all its joules."""
+"""Operations ready for less of their time count as waiting: alone in a window, they would have all its joules."""
 _SHORTEST_NS = 1_000_000
 """Windows shorter than this are merged with the next one."""
 
@@ -57,13 +57,13 @@ def weighed(cut: Session, device: str, lanes: Sequence[tuple[int, int]], times: 
     """The session with the pieces of one device weighed by the CPU time of their threads.
 
     Args:
-        cut: The session; its pieces know their lanes.
+        cut: The session; its pieces have lanes.
         device: Device of the host threads.
         lanes: (process, thread) of each lane.
         times: Readings of the threads, on the clock of the session.
 
     Returns:
-        The session with those pieces cut at the readings; None where the readings know none of the lanes.
+        The session with those pieces cut at the readings; None where the readings contain none of the lanes.
     """
     readings = _readings(times.between(*cut.window_ns), cut.window_ns)
     here = cut.on(device)
@@ -105,7 +105,7 @@ def run_cpu_s(times: ThreadTimes, edges_ns: IntArray) -> FloatArray | None:
 
 
 def silent_processes(times: ThreadTimes, lanes: Sequence[tuple[int, int]], window_ns: tuple[int, int]) -> list[float]:
-    """CPU seconds of each process of the run that shows no operation, in a window, most first."""
+    """CPU seconds in a window of each process of the run that has no operation, most first."""
     readings = _readings(times.between(*window_ns), window_ns)
     if readings is None:
         return []
@@ -150,7 +150,7 @@ def _readings(times: ThreadTimes, window_ns: tuple[int, int]) -> _Readings | Non
 
 
 def _cumulative(at: FloatArray, t: FloatArray, spent: FloatArray, *, alive: bool) -> FloatArray:
-    """CPU seconds at some instants: linear between readings, and on with the nearest slope before and after them."""
+    """CPU seconds at some instants: linear between readings, extrapolated by the nearest slope before and after."""
     if len(t) < 2:
         return np.zeros(len(at))
     slopes = np.diff(spent) / np.diff(t)
@@ -201,7 +201,7 @@ class _Utilisation:
         return self._source[mine], self._start_ns[mine], self._end_ns[mine], self._weight[mine]
 
     def rest(self) -> OtherUse:
-        """The time between the pieces, and what no thread of theirs explains."""
+        """The time between the pieces, and the CPU time that none of their threads explains."""
         mine = (self._source >= self._pieces) & (self._weight > 0)
         edges = self._readings.edges_ns
         left = np.rint(self._excess_s / (np.diff(edges) / NS_PER_S) * PER_CPU).astype(np.int64)
@@ -216,7 +216,7 @@ class _Utilisation:
 def _helpers(readings: _Readings, lane_threads: IntArray) -> tuple[FloatArray, FloatArray]:
     """Factor by which helpers raise the threads with operations, float64[t, k], and CPU seconds left, float64[k].
 
-    A helper works beside the threads that call it: of its time, only as much as theirs counts for them.
+    A helper works beside the threads that call it: of its time, at most as much as theirs counts for them.
     """
     boost, left_s = np.ones_like(readings.cpu_s), np.zeros(readings.cpu_s.shape[1])
     calling = np.zeros(len(readings.process), np.bool_)
@@ -276,7 +276,7 @@ def _rates(column: IntArray, cell: IntArray, seconds: FloatArray, ready_s: Float
 
 
 def _bounded(rate: FloatArray, cell: IntArray, seconds: FloatArray, cell_s: FloatArray) -> FloatArray:
-    """Rates in the given proportions, none above 1, with which the parts of each cell have its seconds if they can."""
+    """Rates in the given proportions, none above 1, at which the parts of each cell sum to its seconds if they can."""
     return np.asarray(np.minimum(rate * _explained(rate * seconds, cell, cell_s)[cell], 1.0), np.float64)
 
 

@@ -1,4 +1,4 @@
-"""The energy dependency diagram: a footprint as the tree its qualified names spell.
+"""The energy dependency diagram: a footprint as the tree of its qualified names.
 
 Source: Smaragdine (ICSE'24), Definition 3.4 and function T2E. A node's energy is that of its children; what an inner
 node spent outside of them is a child called ``<self>``. Siblings come in the order in which they first ran, or
@@ -22,12 +22,12 @@ class Node:
     """A module, or an operation where it has no children.
 
     Attributes:
-        name: Its component; the whole path is spelled by its ancestors.
+        name: Its component of the path; the ancestors hold the components before it.
         energy_j: Known energy of everything below it.
-        share_ratio: Of its siblings' and its own energy together; 0 where none of them has any.
+        share_ratio: Share of its siblings' and its own energy together; 0 where none of them has any.
         runtime_s: Exclusive time of everything below it, added up.
         count: Events below it.
-        uncovered_s: Of the time, without known power.
+        uncovered_s: Part of that time without known power.
         children: In the order they first ran, producers before those they feed.
         feeds: (producer, consumer) among the children, by name, sorted; empty where the trace has no dataflow.
     """
@@ -138,7 +138,7 @@ def tree(footprint: TensorFootprint, *, device: str | None = None, phase: str | 
 
 
 def _connect(top: _Growing, one: list[str], other: list[str]) -> None:
-    """Note at the innermost module of two operations that the one's part of it feeds the other's."""
+    """Record at the innermost common module of two operations that one's child feeds the other's."""
     node = top
     for depth in range(max(len(one), len(other))):
         ends = [path[depth] if depth < len(path) else SELF for path in (one, other)]
@@ -153,7 +153,7 @@ def _connect(top: _Growing, one: list[str], other: list[str]) -> None:
 
 
 def _finished(name: str, node: _Growing) -> Node:
-    """Freeze a tree from its leaves up; the way down is a loop, so that no depth of modules is too deep."""
+    """Freeze a tree from its leaves up, in a loop without recursion, so that modules may nest to any depth."""
     done: dict[int, tuple[Node, int]] = {}
     stack = [(name, node, False)]
     while stack:
@@ -172,7 +172,7 @@ def _finished(name: str, node: _Growing) -> Node:
 
 
 def _ordered(children: list[tuple[Node, int]], feeds: set[tuple[str, str]]) -> list[tuple[Node, int]]:
-    """Children, each with when it first ran, by that time; producers before those they feed where that is known.
+    """Children, each with its first time, ordered by that time; producers before those they feed where that is known.
 
     Where layers folded into one feed one another in turn, the one that ran first comes first.
     """
@@ -217,8 +217,8 @@ def powers_w(footprint: TensorFootprint) -> tuple[list[float], list[float]]:
     """The two powers of each row (STPF), watts; NaN where it never ran or its power was never known.
 
     The first is the paper's, energy per event time: it falls where events overlap and share. The second is the mean
-    power of the whole device while the row ran. Where some of a row's time is uncovered, both are what was read over
-    all of its time: at least.
+    power of the whole device while the row ran. Where some of a row's time is uncovered, both are the energy read over
+    all of its time: a lower bound.
     """
     read = ~footprint.unread
     with np.errstate(invalid="ignore", divide="ignore"):

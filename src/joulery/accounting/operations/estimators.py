@@ -23,7 +23,7 @@ from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.domain.energy.channel import ReadingKind
 
 CHUNK = 1 << 17
-"""Intervals that begin in one slice of time."""
+"""Number of intervals that begin in one slice of time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +31,10 @@ class DevicePower:
     """Power of one device over a window.
 
     Attributes:
-        edges_ns: From the start to the end of the window, strictly increasing, int64[k+1].
+        edges_ns: Edges of the steps, from the start to the end of the window, strictly increasing, int64[k+1].
         watts: Known power of each step, 0 where nothing is known, float64[k].
         missing: Steps where the power of a component is unknown, bool[k].
-        updates_ns: When the sensor gave a new value inside the window, some of the edges, int64[u].
+        updates_ns: Times at which the sensor gave a new value inside the window, a subset of the edges, int64[u].
         instant: Whether each reading is the power of one instant, not the mean of its step.
         averaging_ns: Length of the window that each reading is the mean of, around the begin of its step; 0 where the
             reading is the mean of its step.
@@ -84,10 +84,10 @@ class Shares:
     """Energy of each interval, and of the time without intervals.
 
     Attributes:
-        energy_j: Of each interval, float64[n].
+        energy_j: Energy of each interval, float64[n].
         uncovered_ns: Time of each interval without known power, int64[n].
         idle_j: Energy of the time in which no interval ran.
-        active_ns: Time in which at least one ran.
+        active_ns: Time in which at least one interval ran.
     """
 
     energy_j: FloatArray
@@ -207,7 +207,7 @@ def shares_by_weight(
         end_ns: Ends, ``end_ns >= start_ns``, inside the window, int64[n].
         power: Power over the window.
         weight: CPUs (times a million) that each interval kept busy, int64[n].
-        rest: Intervals that have a share and belong to no operation: theirs counts as energy without intervals.
+        rest: Intervals that have a share and belong to no operation: their share counts as energy without intervals.
     """
     steps = len(power.watts)
     interval, step, begin, end = split(start_ns, end_ns, power.edges_ns)
@@ -230,7 +230,7 @@ def shares_by_weight(
 
 
 def split(start_ns: IntArray, end_ns: IntArray, edges_ns: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Intervals cut at edges, which span them: interval, window, start and end of each part of some length."""
+    """Intervals cut at edges, which span them: interval, window, start and end of each part that has a length."""
     first = np.searchsorted(edges_ns, start_ns, "right") - 1
     last = np.searchsorted(edges_ns, end_ns, "left") - 1
     count = np.maximum(last - first + 1, 0)

@@ -2,7 +2,7 @@
 
 The paper's measures (Smaragdine, ICSE'24, section 5.4) are correlations between footprints: under sparser sampling
 (ASSS) and under more repetitions (ASSW). A correlation close to 1 proves little: footprints that are wrong by a tenth
-everywhere correlate at 0.99. So every row also says how its operation compares with what the sensor resolves.
+everywhere correlate at 0.99. So every row also states how its operation compares with what the sensor resolves.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Sight(StrEnum):
     RESOLVED = "resolved"
     """Longer than the sensor's resolution: its own power was measured."""
     ESTIMATED = "estimated"
-    """It is shorter; its power was estimated over many readings (regression)."""
+    """Shorter than the resolution; its power was estimated over many readings (regression)."""
     SHARED = "time-share within windows"
-    """It is shorter; it has its share of the time of the readings it fell into."""
+    """Shorter than the resolution; it has its share of the time of the readings it fell into."""
     UNSEEN = "not metered"
-    """No reading at all."""
+    """There is no reading of its power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Resolution:
 
     Attributes:
         ratio: Median duration over the sensor's resolution; NaN without a sensor.
-        sight: What that means.
+        sight: Degree to which the sensor resolves the row.
         error_ratio: Two standard errors of its energy over the steps, as a ratio of it; NaN where no steps are known.
     """
 
@@ -95,7 +95,7 @@ def matrix(
 
 
 def thinned(trace: PowerTrace, period_s: float) -> PowerTrace:
-    """The trace as a slower sensor would have left it: the first reading at or after every multiple of the period.
+    """The trace as a slower sensor would have recorded it: the first reading at or after every multiple of the period.
 
     Raises:
         DataError: The period is shorter than the trace's own.

@@ -1,4 +1,4 @@
-"""Energy of operations by regression over many readings, where a sensor is too slow to see them one by one.
+"""Energy of operations by regression over many readings, where a sensor is too slow to resolve each of them.
 
 Every update of the sensor gives one equation: its energy is the sum over operations of power times the time each had in
 that window. Windows cut the steps of a program at different places, so hundreds of them separate the powers even where
@@ -19,10 +19,10 @@ from joulery.accounting.steps import NS_PER_S
 from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 
 MAX_RESOLUTION_S = 0.020
-"""Slowest updates of a mean or a counter that separate operations of 1 ms with few readings."""
+"""Slowest update interval of a mean or a counter that separates operations of 1 ms with few readings."""
 
 MAX_SLOW_RESOLUTION_S, WINDOWS_PER_ROW = 0.100, 20
-"""Slower sensors, up to this, do with so many readings for each operation (of those that take 95 % of the time)."""
+"""Slowest interval that suffices, with this many readings for each operation (of those that take 95 % of the time)."""
 
 MAX_ROWS = 1500
 """Rows with an estimated power, longest first; the others run at the mean power."""
@@ -33,7 +33,7 @@ INSTANT_NS = 1_000
 _IDLE_PULL = 1e-3
 """Factor by which idle power is pulled less towards the mean: it is expected to differ."""
 _BLOCK = 256
-"""Windows of the matrix that are looked at together."""
+"""Number of windows of the matrix that are processed together."""
 _DENSE = 100
 """Number of products of a dense matrix that take as long as one pair of entries."""
 
@@ -43,8 +43,8 @@ class Estimate:
     """Energies of one device by regression.
 
     Attributes:
-        energy_j: By row of the session, float64[k].
-        idle_j: Of the time in which nothing ran.
+        energy_j: Energy by row of the session, float64[k].
+        idle_j: Energy of the time in which nothing ran.
         pull: Ridge parameter chosen, as a ratio of the largest eigenvalue of the problem.
     """
 
@@ -76,7 +76,7 @@ def why_not(power: DevicePower, runtime_s: FloatArray) -> str | None:
 
 
 def regress(cut: Session, pieces: IntArray, power: DevicePower) -> Estimate:
-    """Energy of each row of a device.
+    """Estimate the energy of each row of a device.
 
     Args:
         cut: The session.
@@ -107,8 +107,8 @@ class WindowTimes:
     """Fair-share seconds of each column (the rows of a session, idle last) in each window, where there are any.
 
     Attributes:
-        windows, columns: How many there are.
-        window, column: Of each entry, int64[n]; a pair may come twice, its seconds add up.
+        windows, columns: Number of each.
+        window, column: Window and column of each entry, int64[n]; a pair may occur twice, its seconds add up.
         seconds: float64[n].
     """
 
@@ -131,7 +131,7 @@ class WindowTimes:
         return np.asarray(np.bincount(self.window, self.seconds * watts[self.column], self.windows), np.float64)
 
     def only(self, chosen: BoolArray) -> WindowTimes:
-        """The entries of chosen windows, which are counted anew.
+        """The entries of chosen windows, which are numbered anew.
 
         Args:
             chosen: bool[windows].
@@ -141,10 +141,10 @@ class WindowTimes:
         return WindowTimes(int(np.count_nonzero(chosen)), self.columns, *fields)
 
     def joined(self, windows: int, window: IntArray, part: IntArray) -> WindowTimes:
-        """The times of windows that are made of these, which may overlap.
+        """The times of new windows that are composed of these and may overlap.
 
         Args:
-            windows: How many there are.
+            windows: Number of the new windows.
             window, part: Each new window and a window of these that it contains, int64[p].
         """
         order = np.argsort(self.window, kind="stable")
@@ -157,7 +157,7 @@ class WindowTimes:
         )
 
     def normal_equations(self, chosen: IntArray, residual_j: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """``A.T @ A`` and ``A.T @ residual_j`` of the matrix ``A`` [windows, chosen columns], of which little is held.
+        """``A.T @ A`` and ``A.T @ residual_j`` of the matrix ``A`` [windows, chosen columns], built block by block.
 
         Args:
             chosen: Columns, increasing, int64[c].
@@ -221,7 +221,7 @@ def _times(cut: Session, pieces: IntArray, power: DevicePower) -> WindowTimes:
 def _instants(cut: Session, pieces: IntArray, power: DevicePower) -> tuple[WindowTimes, FloatArray]:
     """As :func:`_times`, for readings of an instant: what ran in the microsecond of each reading, and its joules.
 
-    A reading of an instant says nothing of the rest of its step: as a mean it would charge the operations there.
+    A reading of an instant does not describe the rest of its step: as a mean it would charge the operations there.
     """
     known = ~power.missing
     begins, ends = power.edges_ns[:-1], power.edges_ns[1:]

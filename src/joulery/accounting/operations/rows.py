@@ -1,4 +1,4 @@
-"""Footprints regrouped and added: fold self-similar layers, roll up by module, put sessions together."""
+"""Regroups and adds footprints: folds self-similar layers, rolls up by module, combines sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import weakest
 
 SIMILAR = re.compile(r"^(layer|layers|h|block|blocks)[._/]?\d+$")
-"""Components that are one of several layers alike (Smaragdine, Definition 3.5, for whole components)."""
+"""Pattern of components that are one of several similar layers (Smaragdine, Definition 3.5, for whole components)."""
 
 FOLDED = "transformer"
 _INDEXED = re.compile(r"^.*\D[._]?\d+$")
@@ -28,11 +28,11 @@ BY = ("module", "layer", "op", "phase")
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A rule that gives components that stand for the same thing one name.
+    """A rule that gives one name to components that represent the same thing.
 
     Attributes:
         pattern: Matched against one whole component of a qualified name at a time: ``layer_1`` is not ``layer_10``.
-        name: What a matching component becomes; may use groups of the pattern. Empty leaves the component out.
+        name: New name of a matching component; may use groups of the pattern. Empty leaves the component out.
     """
 
     pattern: re.Pattern[str]
@@ -43,10 +43,10 @@ TRANSFORMERS = (Fold(SIMILAR, FOLDED),)
 
 
 def fold_from(text: str) -> Fold:
-    """``PATTERN=NAME`` as a person writes it: ``group_\\d+=group_k``; ``PATTERN=`` leaves matching components out.
+    """Parse a fold, ``PATTERN=NAME`` such as ``group_\\d+=group_k``; ``PATTERN=`` leaves matching components out.
 
     Raises:
-        ConfigError: There is no name, or the pattern is none.
+        ConfigError: The text has not this form, or the pattern is not a regular expression.
     """
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern or "/" in name:
@@ -72,13 +72,13 @@ def fold_name(op: str, folds: Sequence[Fold] = TRANSFORMERS) -> str:
 
 
 def rolled_up(footprint: TensorFootprint, by: str, depth: int | None = None) -> TensorFootprint:
-    """Rows put together.
+    """Combine the rows by a grouping.
 
     Args:
-        footprint: What to regroup.
+        footprint: The footprint to regroup.
         by: ``op`` keeps the operations; ``module`` drops the operation; ``layer`` cuts at the first numbered component
             (``encoder/layer_3``), elsewhere as ``module``; ``phase`` keeps the phase alone.
-        depth: Cut names after so many components.
+        depth: Number of components after which names are cut.
 
     Raises:
         ConfigError: ``by`` is none of these, or ``depth`` is not positive.
@@ -154,7 +154,7 @@ def added(footprints: Sequence[TensorFootprint]) -> TensorFootprint:
     """Several sessions of one program as one: energies, times and counts add up.
 
     Raises:
-        DataError: There is none, or their estimators or multiplicities differ.
+        DataError: There is no session, or their estimators or multiplicities differ.
     """
     if not footprints:
         raise DataError("there is no session to account")
@@ -231,7 +231,7 @@ def _added_errors(row: IntArray, sources: Sequence[TensorFootprint], size: int) 
 
 
 def _weighted_median(row: IntArray, sources: Sequence[TensorFootprint], size: int) -> IntArray:
-    """Median of the medians of what was put together, each as often as it has events."""
+    """Median of the medians of the combined rows, each counted as often as it has events."""
     median = np.concatenate([source.median_ns for source in sources])
     count = np.concatenate([source.count for source in sources])
     result = np.zeros(size, np.int64)

@@ -47,8 +47,8 @@ class Session:
     """Pieces of operations that ran inside a window.
 
     Attributes:
-        window_ns: Half-open.
-        rows: What the pieces belong to.
+        window_ns: The window, half-open.
+        rows: Rows that the pieces belong to.
         row: Row of each piece, int64[p].
         start_ns, end_ns: Exclusive running time inside the window, half-open, by start, int64[p].
         median_ns: Median exclusive time of the events of each row, int64[k].
@@ -56,7 +56,7 @@ class Session:
         outside: Events that do not touch the window.
         lane: Lane of each piece, ``NO_LANE`` for none, int64[p].
         weight: Weight of each piece where not all are alike (:mod:`joulery.accounting.operations.cpu_lanes`), int64[p].
-        rest: By device, what shares its power with the pieces and belongs to no operation.
+        rest: By device, the use that shares its power with the pieces and belongs to no operation.
         weighed: Devices with weighed pieces.
     """
 
@@ -79,7 +79,7 @@ class Session:
         return self.weight[pieces] if self.weight is not None and known else None
 
     def rest_on(self, pieces: IntArray) -> OtherUse | None:
-        """The use that shares the power of the device of some pieces and belongs to none; None without."""
+        """The use that shares the power of the device of some pieces and belongs to no operation; None without."""
         return self.rest.get(self.rows.device[int(self.row[pieces[0]])]) if len(pieces) else None
 
     def on(self, device: str) -> IntArray:

@@ -1,5 +1,5 @@
-"""Sources of carbon intensity: files, three HTTP services, a typical day, stated values. One file a source.
+"""Sources of carbon intensity: files, three HTTP services, a typical day, stated values. One module per source.
 
-Each source answers with gaps as NaN; :class:`~joulery.adapters.carbon.fill.Filled` turns them into an error or into the
-fill the user asked for by name, and :class:`~joulery.adapters.carbon.cache.Cached` remembers settled history on disk.
+Each source returns gaps as NaN; :class:`~joulery.adapters.carbon.fill.Filled` raises an error for them or fills them by
+the rule the user named, and :class:`~joulery.adapters.carbon.cache.Cached` keeps settled history on disk.
 """

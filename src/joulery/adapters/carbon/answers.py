@@ -1,4 +1,4 @@
-"""Reading other people's JSON: the value expected, or a :class:`DataError` that says what came instead."""
+"""Validation of JSON from services: the expected value, or a :class:`DataError` that quotes the actual one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def rows(answer: Any, key: str, service: str) -> list[dict[str, Any]]:
     """``answer[key]``, a list of objects.
 
     Raises:
-        DataError: It is anything else.
+        DataError: The value is anything else.
     """
     found = answer.get(key) if isinstance(answer, dict) else None
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
@@ -24,7 +24,7 @@ def text(row: dict[str, Any], key: str, service: str) -> str:
     """``row[key]``, a string.
 
     Raises:
-        DataError: It is anything else.
+        DataError: The value is anything else.
     """
     found = row.get(key)
     if not isinstance(found, str):
@@ -36,7 +36,7 @@ def number(row: dict[str, Any], key: str, service: str) -> float:
     """``row[key]``, a finite number; NaN where it is null or absent.
 
     Raises:
-        DataError: It is anything else.
+        DataError: The value is anything else.
     """
     found = row.get(key)
     if found is None:

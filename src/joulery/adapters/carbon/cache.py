@@ -1,8 +1,8 @@
-"""History and forecasts remembered on disk, so that a service is asked once for what does not change.
+"""Disk cache of carbon history and forecasts, so that a service is queried once for values that do not change.
 
-History is kept by UTC day, step by step: a step that was over when it was fetched and is no estimate is settled and
-kept for good; any other counts for ``fresh_s``. A forecast is kept apart, for ``fresh_s`` too, and never stands in for
-history. A damaged entry is an absent one. Writing is atomic; where it fails (a full disk) the answer still comes.
+History is kept by UTC day, step by step: a step that was over when it was fetched and is not an estimate is settled and
+kept for good; any other is valid for ``fresh_s``. A forecast is kept apart, for ``fresh_s`` too, and never replaces
+history. A damaged entry counts as absent. Writing is atomic; where it fails (a full disk) the answer is still returned.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Cached:
     """A source behind a cache on disk.
 
     Attributes:
-        source: Asked for hours that the cache lacks.
+        source: The source that is queried for steps the cache lacks.
         folder: Folder of this source alone; see :func:`provider_folder`.
-        step_s: Longest step of the source; gaps are cut at its multiples.
+        step_s: Longest step of the source; gaps are split at its multiples.
         fresh_s: How long an estimate, a step that was not over, a missing one and a forecast are kept.
         now_s: Unix seconds.
     """
@@ -66,7 +66,7 @@ class Cached:
     _missed: tuple[float, float, float] = field(default=(0.0, 0.0, float("-inf")), init=False, repr=False)
 
     def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """As the source's, asking it only for the stretch that holds steps not known here.
+        """The source's history; the source is queried only for the stretch that the cache lacks.
 
         Raises:
             JouleryError: As the source's ``history``.
@@ -88,7 +88,7 @@ class Cached:
         return assemble((one.reading for one in (*outside, *fresh)), t0_s, t1_s, meaning, step_s=self.step_s)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """As the source's, at most ``fresh_s`` old.
+        """The source's forecast, at most ``fresh_s`` old.
 
         Raises:
             JouleryError: As the source's ``forecast``.
@@ -113,7 +113,7 @@ class Cached:
         return found
 
     def _asked_lately(self, begin_s: float, end_s: float, now_s: float) -> bool:
-        """Whether the source has just been asked for this and had nothing."""
+        """Whether the source was queried for this stretch less than ``fresh_s`` ago."""
         first_s, last_s, asked_at_s = self._missed
         return first_s <= begin_s and end_s <= last_s and 0 <= now_s - asked_at_s < self.fresh_s
 
@@ -149,7 +149,7 @@ class Cached:
 
 
 def provider_folder(root: Path, *parts: str) -> Path:
-    """The folder for a source below the cache's root; ``parts`` are whatever changes its answers."""
+    """The folder for a source below the cache's root; ``parts`` are the settings that change its answers."""
     return root / "carbon" / "_".join(("v1", *(quote(part, safe="") for part in parts)))
 
 
@@ -215,7 +215,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, entry: dict[str, Any]) -> None:
-    """Replace a cache file in one go; a failure is logged, since the cache is a convenience."""
+    """Replace a cache file atomically; a failure is logged, not raised."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")

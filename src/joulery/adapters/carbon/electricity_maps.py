@@ -1,6 +1,6 @@
 """Electricity Maps, API v3: flow-traced average intensity of more than 200 zones. Needs a token.
 
-The free plan answers the last 24 hours of one zone (``history``); older time needs a plan with ``past-range``, which
+The free plan provides the last 24 hours of one zone (``history``); older data needs a plan with ``past-range``, which
 answers at most 10 days of hours at once. https://portal.electricitymaps.com/developer-hub/api/reference
 """
 
@@ -84,7 +84,7 @@ class ElectricityMaps:
         return assemble(readings, t0_s, t1_s, self._meaning("forecast"), step_s=STEP_S, issued_at_s=issued_at_s)
 
     def zones(self) -> tuple[str, ...]:
-        """The zone keys that the token may ask for.
+        """The keys of the zones that the token gives access to.
 
         Raises:
             CapabilityError: The token is refused.

@@ -40,7 +40,7 @@ class Table:
 
 
 def read_intensities(path: Path) -> Table:
-    """The file as a table; at least one row and two columns.
+    """Read a file as a table of at least one row and two columns.
 
     Raises:
         DataError: It cannot be read, is neither CSV nor Parquet, has no rows, or a row has the wrong number of cells.
@@ -89,7 +89,7 @@ def _parquet(path: Path) -> Table:
 
 
 def _cells(column: Any) -> list[Any]:
-    """Python values; time stamps as datetimes, in UTC where they carry a zone."""
+    """The cells of a column as Python values; time stamps as datetimes, in UTC where they carry a zone."""
     import pyarrow
 
     kind = column.type
@@ -128,13 +128,13 @@ class FileFormat:
 
     Attributes:
         zone: Zone to put on the series; empty for the name of the file.
-        column: Column of the values; empty for ``ci_lifecycle`` or ``ci_direct`` (as ``scope`` says), else the only
+        column: Column of the values; empty for ``ci_lifecycle`` or ``ci_direct`` (by ``scope``), else the only
             column left.
         time_column: Column of the time stamps; empty to find it by its name.
         timezone: Time zone of stamps without an offset (``Europe/Berlin``); empty when they carry one, or when the
-            column's name says ``utc``.
-        signal: What the values are.
-        scope: What they count; None to take it from the column's name, else life-cycle.
+            column's name contains ``utc``.
+        signal: Average or marginal intensity.
+        scope: Direct or life-cycle emissions; None to take it from the column's name, else life-cycle.
         step_s: Length of a step; 0 to infer it from the stamps.
         fill: What to do about missing rows and values.
     """
@@ -151,7 +151,7 @@ class FileFormat:
 
 @dataclass(frozen=True, slots=True)
 class SeriesSource:
-    """A source whose series is already at hand: a file that was read, a trace, values in a test.
+    """A source whose series is already in memory: a file that was read, a trace, values in a test.
 
     Attributes:
         actual: The history.
@@ -170,7 +170,7 @@ class SeriesSource:
         return _part(self.actual, t0_s, t1_s)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """As ``history``, of the forecast.
+        """The steps of the forecast that meet ``[t0_s, t1_s)``; NaN where it does not reach.
 
         Raises:
             CapabilityError: There is no forecast.
@@ -194,7 +194,7 @@ def _part(series: CarbonSeries, t0_s: float, t1_s: float) -> CarbonSeries:
 
 
 def read_carbon_file(path: Path, how: FileFormat | None = None, *, forecast: bool = False) -> CarbonSeries:
-    """The series in a CSV or Parquet file.
+    """Read the series in a CSV or Parquet file.
 
     Args:
         path: The file.
@@ -203,9 +203,9 @@ def read_carbon_file(path: Path, how: FileFormat | None = None, *, forecast: boo
 
     Raises:
         DataError: The file is missing, unreadable or malformed: no header, unsorted or duplicate stamps, stamps that
-            are no multiple of a step apart, a value that is negative or no number, or a gap that ``how.fill`` does not
-            bridge. Names file and line.
-        ConfigError: ``how.timezone`` is no time zone.
+            are not a multiple of a step apart, a value that is negative or not a number, or a gap that ``how.fill``
+            does not fill. The error names file and line.
+        ConfigError: ``how.timezone`` is not a time zone.
     """
     how = how or FileFormat()
     file, table = str(path), read_intensities(path)
@@ -234,7 +234,7 @@ def read_carbon_file(path: Path, how: FileFormat | None = None, *, forecast: boo
 
 
 def _each(file: str, table: Table, column: str, read: Callable[[Any], T]) -> list[T]:
-    """Every cell of a column read; an error names the line."""
+    """Read every cell of a column; an error names the line."""
     found = []
     for row, cell in zip(table.rows, table[column], strict=True):
         try:
@@ -313,7 +313,7 @@ def _flag(cell: Any) -> bool:
 
 
 def _step_s(file: str, table: Table, starts: Sequence[float]) -> float:
-    """The commonest distance between stamps; the smallest of equally common ones."""
+    """The most common distance between stamps, in seconds; the smallest of equally common ones."""
     if len(starts) < 2:
         raise DataError(
             "one row does not show the step", file=file, row=table.rows[0], hint="add a row, or state the step"

@@ -1,4 +1,4 @@
-"""Gaps in carbon intensity filled by the rule the user named, or refused."""
+"""Handling of gaps in carbon intensity by the rule the user named: kept, filled or refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from joulery.domain.ports import CarbonSource
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """A line of a file, where there is one."""
+    """Line of a file, for error messages; None where the series is not from a file."""
 
     file: str | None = None
     row: int | None = None
@@ -25,13 +25,13 @@ class FilePlace:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A source whose history is complete, or its gaps filled by a rule, or refused."""
+    """A source with the gaps in its history handled by a rule: kept, filled or refused."""
 
     source: CarbonSource
     rule: FillRule
 
     def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """As the source's, completed by the rule.
+        """The source's history, with its gaps handled by the rule.
 
         Raises:
             StaleDataError: The source ends before ``t1_s`` and the rule does not bridge that.
@@ -40,20 +40,20 @@ class Filled:
         return complete(self.source.history(t0_s, t1_s), t0_s, t1_s, self.rule)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """The source's forecast as it is; NaN where it does not reach. The rule is about history."""
+        """The source's forecast, unchanged; NaN where it does not reach. The rule applies to history only."""
         return self.source.forecast(t0_s, t1_s)
 
 
 def complete(
     series: CarbonSeries, t0_s: float, t1_s: float, rule: FillRule, place: Callable[[int], FilePlace] | None = None
 ) -> CarbonSeries:
-    """The series with every gap that meets ``[t0_s, t1_s)`` filled by ``rule``; it must reach over that interval.
+    """The series with every gap that meets ``[t0_s, t1_s)`` filled by ``rule``; it must cover that interval.
 
     Args:
         series: The intensities.
         t0_s, t1_s: The interval, Unix seconds.
         rule: What to do about gaps.
-        place: Where a step stands in a file, by its number; for the message.
+        place: Line of a file that a step comes from, by the step's number; for the message.
 
     Raises:
         StaleDataError: The values end before ``t1_s``, and the rule does not bridge that.

@@ -1,4 +1,4 @@
-"""A file of carbon intensity that is followed: read again whenever it has changed."""
+"""Carbon intensity from files that are read again whenever they have changed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Mark = tuple[tuple[int, int, int] | None, ...]
 
 
 class FollowedFile:
-    """A source that reads its files when it is asked first, and again after they changed.
+    """A source that reads its files on first use, and again after they have changed.
 
-    A file that is being written is left alone: it is read once two looks in a row find it the same. A file that cannot
-    be read keeps the source without an answer until it changes again. Implements
+    Changed files are read once two checks in a row find them the same, so that none is read while it is being written.
+    A file that cannot be read makes every request fail until it changes again. Implements
     :class:`joulery.domain.ports.Following`.
 
     Args:
@@ -31,16 +31,16 @@ class FollowedFile:
         self._seen: _Mark | None = None
 
     def changed(self) -> bool:
-        """Whether the files differ from those read, and have not changed since the last look."""
+        """Whether the files differ from those read, and have not changed since the last check."""
         now, before = self._marks(), self._seen
         self._seen = now
         return now != self._mark and now == before
 
     def known(self) -> CarbonSeries:
-        """All that the file holds.
+        """The whole series in the file.
 
         Raises:
-            DataError: It is not there, or cannot be used.
+            DataError: The file is missing or cannot be used.
         """
         return self._source().actual
 
@@ -48,7 +48,7 @@ class FollowedFile:
         """As :meth:`joulery.domain.ports.CarbonSource.history`.
 
         Raises:
-            DataError: The file is not there or cannot be used, or holds nothing for the interval.
+            DataError: The file is missing or cannot be used, or has no data for the interval.
         """
         return self._source().history(t0_s, t1_s)
 
@@ -78,7 +78,7 @@ class FollowedFile:
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Time, size and number of a file, which differ between versions; None while it cannot be seen."""
+    """Modification time, size and inode of a file, which differ between versions; None where it is not accessible."""
     try:
         found = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
-"""Asking a carbon service over HTTP: bounded patience, bounded retries, one clear error.
+"""HTTP client of carbon services: bounded timeouts, bounded retries, one clear error.
 
-The transport is the seam (``httpx.BaseTransport``, one method). A client lives for one question, so a source holds no
-socket between questions and needs no closing.
+Tests replace the transport (``httpx.BaseTransport``, one method). Each request has a client of its own, so a source
+holds no socket between requests and needs no closing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Patience:
         timeout_s: For each of connecting, sending and reading.
         tries: Attempts in all, at least 1.
         backoff_s: Least wait before the second attempt; doubles with each further one. Up to as much again is added at
-            random, so that many nodes do not come back at once.
-        longest_wait_s: Longest wait a service may ask for (``Retry-After``); beyond it the question fails.
+            random, so that many nodes do not retry at once.
+        longest_wait_s: Longest wait a service may ask for (``Retry-After``); beyond it the request fails.
     """
 
     timeout_s: float = 10.0
@@ -39,10 +39,10 @@ class Patience:
 
 
 class RequestRefusedError(CapabilityError):
-    """The service knows us and says no, or does not know us.
+    """The service refuses the credentials of a request.
 
     Args:
-        status_code: 401 (who are you?) or 403 (not you).
+        status_code: 401 (not authenticated) or 403 (not allowed).
     """
 
     def __init__(self, message: str, *, status_code: int, resource: str) -> None:
@@ -55,21 +55,21 @@ class RequestRefusedError(CapabilityError):
 
 
 class UnknownError(DataError):
-    """The service does not know what was asked for (404): as a rule, the zone."""
+    """The service does not have the requested resource (404): as a rule, the zone."""
 
 
 @dataclass(frozen=True, slots=True)
 class CarbonService:
-    """A JSON service.
+    """Client of a JSON service.
 
     Attributes:
-        name: In messages (``Electricity Maps``).
-        base_url: Without a slash at the end.
-        patience: How long to try.
-        transport: Seam for tests; None for the network.
-        sleep: How to wait.
+        name: Its name in messages (``Electricity Maps``).
+        base_url: Its address, without a slash at the end.
+        patience: Timeouts and retries.
+        transport: Replaces the network in tests; None for the network.
+        sleep: Waits for a number of seconds.
         now_s: Unix seconds.
-        spread: A random number from 0 to 1: the share of a wait's random part.
+        spread: Draws a random number from 0 to 1, by which the random part of a wait is scaled.
     """
 
     name: str
@@ -99,7 +99,7 @@ class CarbonService:
         Raises:
             RequestRefusedError: 401 or 403: the credentials do not allow this.
             UnknownError: 404.
-            DataError: No answer after all tries, another error status, or an answer that is no JSON.
+            DataError: No answer after all tries, another error status, or an answer that is not JSON.
         """
         answer = self._answer(path, params, headers, auth)
         if answer.status_code in {401, 403}:

@@ -1,6 +1,6 @@
-"""Sources for demonstrations and tests: a day of intensity replayed in seconds, and a script that can fail on cue.
+"""A source for demonstrations and tests: a stretch of carbon intensity, replayed in seconds.
 
-Both are product features and say what they are in ``source``.
+It is a product feature; its ``source`` states that the values are replayed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from joulery.domain.quality import Quality
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCarbon:
-    """Replays a stretch of a series: its ``span_s`` seconds pass in ``duration_s`` seconds from ``begins_s`` on.
+    """A source that replays a stretch of a series: ``span_s`` seconds in ``duration_s`` seconds, from ``begins_s`` on.
 
     Real second ``begins_s + x`` has the intensity of ``from_s + (x mod duration_s) * span_s / duration_s``: the replay
-    loops. Before ``begins_s`` nothing is known. The forecast is the series itself: one without error,
-    as its ``source`` says.
+    loops. Values before ``begins_s`` are NaN. The forecast is the series itself: one without error,
+    as its ``source`` states.
 
     Attributes:
-        series: What is replayed.
+        series: The series to replay.
         from_s: Unix seconds in the series at which the replay begins.
         span_s: Length of the stretch.
         begins_s: Unix seconds, real time, at which the replay begins.
@@ -47,7 +47,7 @@ class ReplayedCarbon:
             raise ConfigError(f"{self.series.source} does not cover the {self.span_s:g} s to replay")
 
     def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """The replayed steps that meet ``[t0_s, t1_s)``; NaN before it begins."""
+        """The replayed steps that meet ``[t0_s, t1_s)``; NaN before the replay begins."""
         return self._shown(t0_s, t1_s, "replayed", None)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:

@@ -1,4 +1,4 @@
-"""From readings of a service to a series without holes in its edges: what is unknown becomes NaN steps."""
+"""Assembly of a service's readings into a series of contiguous steps; unknown values become NaN steps."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Meaning of the numbers of a series, whatever they are.
+    """Metadata of a series, which give its numbers their meaning.
 
     Attributes:
-        zone: ``GB``, ``US-CAL-CISO`` ...
+        zone: The zone, such as ``GB`` or ``US-CAL-CISO``.
         signal: Average or marginal.
         scope: Direct or life-cycle.
-        source: Where the numbers come from, in words.
+        source: Origin of the numbers, as text.
         quality: Of the steps not flagged as estimated; None for measured history and modelled forecasts.
     """
 
@@ -131,7 +131,7 @@ def assemble(
 
 
 def _gap(edges: list[float], values: list[float], flags: list[bool], until_s: float, step_s: float) -> None:
-    """Append NaN steps from the last edge up to ``until_s``, cut at multiples of ``step_s``."""
+    """Append NaN steps from the last edge up to ``until_s``, split at multiples of ``step_s``."""
     while edges[-1] < until_s:
         edges.append(min(until_s, (edges[-1] // step_s + 1) * step_s))
         values.append(float("nan"))

@@ -1,8 +1,8 @@
-"""Assumed intensities, labelled so: a constant, the mix of an own supply, or a typical day by month.
+"""Assumed intensities, labelled as such: a constant, the mix of an own supply, or a typical day by month.
 
 Typical days (GB, FR, DE) hold the mean intensity of each UTC hour in each month of 2020, from ``typical_day.json`` (its
-citation is inside; ``tools/typical_day.py`` derives it). They say what a day of that month looked like in one past
-year, and are used by name only: try things out with them, never report them.
+citation is inside; ``tools/typical_day.py`` derives it). They describe a day of that month in one past year, and
+are used only where the user names them: try things out with them, never report them.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ FACTORS_G_PER_KWH: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """One intensity at all times.
+    """A source with one intensity at all times.
 
     Attributes:
         g_per_kwh: The value.
-        zone: A name for it.
-        source: Who says so.
+        zone: Name of the zone.
+        source: Origin of the value, as text.
         signal: Average or marginal.
         scope: Direct or life-cycle.
-        now_s: Unix seconds; stamps forecasts.
+        now_s: Clock in Unix seconds; gives forecasts their time of issue.
 
     Raises:
         ConfigError: The value is negative or not finite.
@@ -80,11 +80,11 @@ class Stated:
 
 
 def own_supply(shares: Mapping[str, float], *, zone: str = "own supply") -> Stated:
-    """The life-cycle intensity of an own supply by technology (:data:`FACTORS_G_PER_KWH`).
+    """A source with the life-cycle intensity of an own supply, by technology (:data:`FACTORS_G_PER_KWH`).
 
     Args:
         shares: Share of the energy by technology, ratios that add up to 1.
-        zone: A name for it.
+        zone: Name of the zone.
 
     Raises:
         ConfigError: An unknown technology, a negative share, or shares that do not add up to 1.
@@ -105,14 +105,14 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class TypicalDay:
-    """The typical day of a zone, for any date.
+    """A source that returns the typical day of a zone, for any date.
 
     Attributes:
         zone: ``GB``, ``FR`` or ``DE``.
-        now_s: Unix seconds; stamps forecasts.
+        now_s: Clock in Unix seconds; gives forecasts their time of issue.
 
     Raises:
-        ConfigError: Another zone.
+        ConfigError: No typical day of the zone is bundled.
     """
 
     zone: str
@@ -132,7 +132,7 @@ class TypicalDay:
         return self._series(t0_s, t1_s, None)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """The same values: nothing is known of the days to come but what is typical."""
+        """The same values as :meth:`history`, as a forecast."""
         return self._series(t0_s, t1_s, self.now_s())
 
     def _series(self, t0_s: float, t1_s: float, issued_at_s: float | None) -> CarbonSeries:

@@ -1,4 +1,4 @@
-"""Time stamps of the outside world as Unix seconds: ISO 8601 with an offset, or local time and a time zone."""
+"""Conversion between time stamps and Unix seconds: ISO 8601 with an offset, or local time and a time zone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def instant_s(text: str) -> float:
     """Unix seconds of an ISO 8601 stamp that carries its offset (``2024-01-31T12:30Z``).
 
     Raises:
-        DataError: Not such a stamp.
+        DataError: The text is not such a time stamp.
     """
     stamp = _parse(text)
     if stamp.tzinfo is None:
@@ -31,7 +31,7 @@ def iso_utc(t_s: float) -> str:
     """Unix seconds as ``2024-01-31T12:30:00Z``, fractions dropped.
 
     Raises:
-        DataError: Beyond the years 1 to 9999.
+        DataError: The time is outside the years 1 to 9999.
     """
     try:
         return (_EPOCH + timedelta(seconds=t_s // 1)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -57,7 +57,7 @@ def time_zone(name: str) -> ZoneInfo:
 
 
 class StampReader:
-    """Reads the time stamps of one column in order, and settles what local time leaves open.
+    """Reader of the time stamps of one column, in order; resolves ambiguous local times.
 
     A local hour that the end of summer time repeats is read as the first one, and as the second where the column has
     already reached it. A local time that the beginning of summer time skips does not exist and is refused.
@@ -74,7 +74,7 @@ class StampReader:
         """Unix seconds of the next stamp.
 
         Raises:
-            DataError: Not a time stamp, without offset where none is known, or a local time that does not exist.
+            DataError: Not a time stamp, no offset where no time zone is set, or a local time that does not exist.
         """
         stamp = text if isinstance(text, datetime) else _parse(str(text))
         if stamp.tzinfo is None:

@@ -1,7 +1,7 @@
-"""Great Britain, keyless: the Carbon Intensity API of the National Energy System Operator (CC BY 4.0).
+"""The Carbon Intensity API of Great Britain's National Energy System Operator (CC BY 4.0). Needs no key.
 
 Half-hours of generation emissions, for the nation, for 17 regions and for any postcode. National answers carry
-``actual`` (null until it is known) and ``forecast``; regional answers carry a forecast and nothing else, ever.
+``actual`` (null until it is known) and ``forecast``; regional answers carry only a forecast.
 https://carbon-intensity.github.io/api-definitions
 """
 
@@ -43,7 +43,7 @@ REGIONS = (
     "Scotland",
     "Wales",
 )
-"""By region number, from 1."""
+"""Regions in the order of their numbers, from 1."""
 
 _POSTCODE = re.compile(r"[A-Z]{1,2}[0-9][A-Z0-9]?")
 
@@ -59,8 +59,8 @@ class UkCarbon:
 
     Attributes:
         zone: ``GB``; ``GB-1`` to ``GB-17`` or ``GB-London`` for a region; ``GB-RG10`` for an outward postcode.
-        forecast_as_history: Take the forecast, flagged as estimated, where no actual value is published. For a region
-            that is everywhere.
+        forecast_as_history: Take the forecast, flagged as estimated, where no actual value is published: for a region,
+            at every step.
         service: HTTP client of the service.
 
     Raises:
@@ -75,7 +75,7 @@ class UkCarbon:
         _place(self.zone)
 
     def history(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """Actual intensity by half-hour; NaN where none is published and forecasts may not stand in.
+        """Actual intensity by half-hour; NaN where none is published and ``forecast_as_history`` is false.
 
         Raises:
             DataError: The service does not answer, or answers nonsense.
@@ -103,7 +103,7 @@ class UkCarbon:
         return _reading(row, actual, False)
 
     def _rows(self, t0_s: float, t1_s: float) -> Iterator[dict[str, Any]]:
-        """The half-hours of the interval, in questions of at most 14 days."""
+        """The half-hours of the interval, in requests of at most 14 days."""
         begin_s = t0_s // STEP_S * STEP_S
         while begin_s < t1_s:
             end_s = min(begin_s + LONGEST_S, -(-t1_s // STEP_S) * STEP_S)

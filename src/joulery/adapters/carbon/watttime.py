@@ -1,7 +1,7 @@
 """WattTime, API v3: marginal operating emission rate (MOER), every five minutes. Needs an account.
 
-Values come in pounds per megawatt-hour and leave here in grams per kilowatt-hour. The free account covers the region
-``CAISO_NORTH``. Questions span at most 32 days; tokens live 30 minutes. https://docs.watttime.org
+The API reports pounds per megawatt-hour; sources return grams per kilowatt-hour. The free account covers the region
+``CAISO_NORTH``. Requests span at most 32 days; tokens are valid for 30 minutes. https://docs.watttime.org
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WattTime:
             begin_s = end_s
 
     def _ask(self, path: str, params: dict[str, str]) -> Any:
-        """The answer, after logging in where there is no token yet or the one at hand has expired."""
+        """Request a path; log in first where there is no token yet, or where the present one has expired."""
         params = {"region": self.zone, "signal_type": SIGNAL_TYPE, **params}
         if self._token:
             try:
@@ -108,7 +108,7 @@ class WattTime:
         return {"Authorization": f"Bearer {self._token}"}
 
     def _meta(self, answer: Any) -> dict[str, Any]:
-        """The answer's metadata; unit, signal and region are checked, for a fallback region would be wrong."""
+        """The answer's metadata, checked for unit, signal and region: a fallback region would be wrong."""
         meta = answer.get("meta") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
             raise DataError(f"{NAME} answered without meta: {str(answer)[:80]}")

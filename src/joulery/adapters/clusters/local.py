@@ -2,10 +2,10 @@
 
 A job is its command line, started in a session of its own with ``JOULERY_GPUS`` (its slots), ``JOULERY_RESTART_COUNT``,
 ``JOULERY_JOB`` and ``JOULERY_PROGRESS`` (a file to append progress to). One file has the output of all starts. After a
-stop the job waits to be started again, whatever its exit code, unless its progress reports 100 %.
+stop the job waits to be started again, unless it exited with 0 and reports a progress of 100 %.
 
-Everything that matters is on disk before it is relied on, and processes are known by number and start time: a scheduler
-that is killed finds its jobs again, a machine that went down starts them again.
+The state is on disk before the scheduler depends on it, and processes are identified by id and start time: a restarted
+scheduler finds its running jobs, and a machine that went down starts them again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KEPT_S = 86_400.0
 
 
 class Book(Protocol):
-    """Documents about jobs."""
+    """Store of documents about jobs."""
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the lock of the book; no other process changes it meanwhile."""
@@ -79,28 +79,28 @@ class Book(Protocol):
         ...
 
     def remove(self, job: int, fact: str) -> None:
-        """Take a document back."""
+        """Remove a document."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One piece of this machine: cores, or a GPU."""
+    """One slot of this machine: cores, or a GPU."""
 
     cores: tuple[int, ...] = ()
     gpu: int | None = None
 
 
 class LocalBackend:
-    """Jobs of one book on the slots of this machine.
+    """Cluster backend that runs the jobs of one book on the slots of this machine.
 
     Args:
         book: The jobs.
-        slots: What there is to give out.
-        grace_s: From SIGTERM to SIGKILL.
-        pattern: Finds progress in the output of jobs that say none.
-        now_s: Unix seconds, for people.
-        boot_s: Seconds since boot, for the grace: a change of the clock does not affect it.
+        slots: The slots of this machine.
+        grace_s: Seconds from SIGTERM to SIGKILL.
+        pattern: Finds progress in the output of jobs that report none.
+        now_s: Clock for recorded times, Unix seconds.
+        boot_s: Clock for the grace, seconds since boot: a change of the system time does not affect it.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class LocalBackend:
         self._seen: set[int] = set()
 
     def snapshot(self) -> ClusterSnapshot:
-        """Every job as its processes and files show; a job that outlived its grace is killed."""
+        """The current state of every job; a job that runs beyond its grace is killed."""
         self._reap()
         now_s = self._now_s()
         jobs = []
@@ -147,7 +147,7 @@ class LocalBackend:
     def metered(self) -> tuple[Placement, ...]:
         """The placement of every job with a living process, and every run that ended since the last call, once.
 
-        A run that began and ended between two calls is among them if this backend started it.
+        A run that began and ended between two calls is included if this backend started it.
         """
         found, last = [], self._metered or {}
         self._metered = {}
@@ -166,7 +166,7 @@ class LocalBackend:
         return tuple(found)
 
     def apply(self, action: ClusterAction, /) -> str:
-        """Start or stop a process; holding, releasing and ordering need nothing: no job here starts by itself."""
+        """Start or stop a process; other actions do nothing, because no job here starts by itself."""
         if isinstance(action, (Hold, Release, Split, Order)):
             return "nothing to do: jobs of this machine start only on Start"
         self._reap()
@@ -207,7 +207,7 @@ class LocalBackend:
         self._reap()
 
     def _look_past_damage(self, number: int) -> ClusterJob:
-        """One job now; one whose documents are damaged is exempt, and does not stop other jobs from running."""
+        """The current state of a job; a job with damaged documents is exempt, and does not stop other jobs."""
         try:
             return self._look(number)
         except DataError as damaged:
@@ -225,7 +225,7 @@ class LocalBackend:
             return None
 
     def _look(self, number: int) -> ClusterJob:
-        """One job now, after what is due was done: ends noticed, the grace enforced."""
+        """Update a job and return its current state: record the end of its process, enforce its grace."""
         asked = self._book.read(number, "job") or {}
         if missing := _ASKED - asked.keys():
             file = self._book.folder(number) / "job.json"
@@ -294,7 +294,7 @@ class LocalBackend:
         return f"needs {least} slots, there are {len(self._slots)}" if least > len(self._slots) else ""
 
     def _ended(self, job: ClusterJob, run: Mapping[str, Any], stop: Mapping[str, Any] | None) -> ClusterJob:
-        """A job whose process is gone: over, or waiting for its next start."""
+        """Record the end of a job's process: the job is over, or waits for its next start."""
         code = _exit_code(self._book.folder(job.id) / f"exit.{run['restarts']}")
         code = self._reap().get(run["pid"]) if code is None else code  # a full disk has no file; it may end just now
         if self._book.read(job.id, "cancel") is not None:
@@ -325,11 +325,11 @@ class LocalBackend:
         return self._look(number)
 
     def _held(self, number: int, run: Mapping[str, Any]) -> JobRun | None:
-        """The run, with the time that it has held its slots until now or until its end.
+        """The run, with the time that it has held its slots until now or until its end; None if that is unknown.
 
-        The runner writes its exit code as its last act: the time of that file, or of the draft that a full disk left
-        of it, is the end. A run that was killed ends when this backend, which saw it alive, finds it gone; otherwise
-        its end is unknown.
+        The runner writes its exit code last: the modification time of that file, or of its draft on a full disk, is
+        the end. A killed run ends when this backend, which saw it alive, finds it ended; otherwise its end is
+        unknown.
         """
         since_s = run.get("since_s", math.nan)
         if math.isnan(since_s):
@@ -430,7 +430,7 @@ class LocalBackend:
             os.close(log)
 
     def _reap(self) -> Mapping[int, int]:
-        """Reap children of this process that ended; the exit codes by process so far."""
+        """Reap ended children of this process, and return all exit codes so far, by process."""
         for pid in tuple(self._children):
             try:
                 found, status, used = os.wait4(pid, os.WNOHANG)
@@ -463,16 +463,16 @@ class LocalBackend:
 
 
 def _alive(run: Mapping[str, Any]) -> bool:
-    """Whether the process that was started then still runs: same number, same start, same boot.
+    """Whether the process of a run is still alive: same process id, same start time, same boot.
 
-    A process that ended before its start time was read does not run.
+    A process that ended before its start time was read is not alive.
     """
     start_ticks = _start_ticks(run["pid"])
     return start_ticks is not None and bool(run["boot"] == _boot_id() and start_ticks == run["start_ticks"])
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Start of a process, in ticks since boot; None when it ended (a zombie has)."""
+    """The start time of a process, in ticks since boot; None when it ended (a zombie counts as ended)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -493,7 +493,7 @@ def _signal(run: Mapping[str, Any], number: signal.Signals) -> None:
 
 
 def _exit_code(file: Path) -> int | None:
-    """Exit code that the runner left; None where it could not (it was killed, or the machine went down)."""
+    """The exit code that the runner wrote; None without one (it was killed, or the machine went down)."""
     try:
         return int(file.read_text())
     except (FileNotFoundError, ValueError):

@@ -1,7 +1,7 @@
-"""Progress that a job reports: lines ``epoch k/K``, ``k/K`` or a share such as ``0.25``; the last one counts.
+"""Readers of the progress that jobs report: lines ``epoch k/K``, ``k/K`` or a share such as ``0.25``; the last counts.
 
 Where a job reports none, a pattern may find it in the job's output. On a node, jobs may also write to a UNIX socket:
-the kernel says who sent a line, and the file of its job gets it.
+the kernel identifies the sender of a line, and the line is appended to the file of the sender's job.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class Progress:
     """Source of the progress that jobs report.
 
     Attributes:
-        folder: A file a job, named by its number; None where there is none.
-        pattern: Finds it in a job's output where its file says nothing: ``(done)``, ``(done) (of how much)``; None for
-            no such search.
+        folder: Folder with one file for each job, named by its number; None where there is none.
+        pattern: Finds progress in a job's output where its file contains none: ``(done)``, ``(done) (of how much)``;
+            None for no such search.
     """
 
     folder: Path | None = None
     pattern: re.Pattern[str] | None = None
 
     def of(self, job: int, output: str = "") -> float:
-        """The share of a job's work that is done, 0 to 1; NaN where it says none.
+        """The share of a job's work that is done, 0 to 1; NaN where the job reports none.
 
         Args:
-            job: Its number.
-            output: The file its output goes to; empty where unknown.
+            job: The job's number.
+            output: The file of the job's output; empty where unknown.
         """
         ratio = float("nan") if self.folder is None else read_progress(self.folder / str(job))
         if ratio == ratio or self.pattern is None or not output:
@@ -51,10 +51,10 @@ class Progress:
 
 
 def output_pattern(text: str) -> re.Pattern[str]:
-    """A pattern that finds progress in output.
+    """Compile a pattern that finds progress in output.
 
     Raises:
-        ConfigError: It is not a regular expression, or has no one or two groups.
+        ConfigError: The text is not a regular expression, or does not have one or two groups.
     """
     try:
         pattern = re.compile(text)
@@ -102,7 +102,7 @@ def parse_progress(line: str) -> float:
 
 
 def _tail(file: Path, size: int) -> str:
-    """The end of a file; nothing where there is none to read."""
+    """The last ``size`` bytes of a file as text; empty where the file cannot be read."""
     try:
         with file.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
@@ -119,16 +119,16 @@ _LOOK_S = 0.5
 class ProgressSocket:
     """A datagram socket that any process of the node may write to; a message is one or more lines of progress.
 
-    While the folder is away the last message of each job is kept and written when it is back.
+    While the folder cannot be written, the last message of each job is kept and written later.
 
     Attributes:
-        strangers: Messages that came from no job, and were dropped.
+        strangers: Number of messages from processes without a job, which were dropped.
 
     Args:
-        server: Bound, with credentials switched on.
-        path: Where it is bound.
-        folder: A file a job, named by its number, where its lines are appended.
-        job_of: The job of a process; 0 where it has none.
+        server: Bound socket, with credentials enabled.
+        path: Path of the socket.
+        folder: Folder with one file for each job, named by its number, to which the job's lines are appended.
+        job_of: Returns the job of a process; 0 where it has none.
     """
 
     def __init__(self, server: socket.socket, path: Path, folder: Path, job_of: Callable[[int], int]) -> None:
@@ -140,7 +140,7 @@ class ProgressSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, and take the socket away."""
+        """Stop listening, and remove the socket."""
         self._stop.set()
         self._thread.join()
         self._server.close()
@@ -164,11 +164,11 @@ class ProgressSocket:
         self._write()
 
     def _write(self) -> None:
-        """Append what came last, and keep what cannot be written now."""
+        """Append the last message of each job to its file, and keep those that cannot be written now."""
         self._kept = {job: lines for job, lines in self._kept.items() if not self._append(job, lines)}
 
     def _append(self, job: int, lines: bytes) -> bool:
-        """One write of whole lines, so that readers never see half of one; False where the folder is away."""
+        """Append whole lines in one write, so that readers see no partial line; False where that fails."""
         try:
             file = os.open(self._folder / str(job), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
@@ -181,7 +181,7 @@ class ProgressSocket:
 
 
 def open_progress_socket(path: Path, folder: Path, job_of: Callable[[int], int]) -> ProgressSocket:
-    """Listen at ``path``; a socket without a listener is replaced.
+    """Listen at ``path``; a socket there without a listener is replaced.
 
     Raises:
         ConfigError: The path is something other than a socket, or another process listens there.

@@ -1,8 +1,8 @@
-"""Reader of ``sacct`` output as past jobs: pipe- or comma-separated with a header, holes and all.
+"""Reader of ``sacct`` output as past jobs: pipe- or comma-separated, with a header; columns may be missing.
 
-:data:`COMMAND` gives everything that is used; a missing column costs only what it says. A job that was held, or waited
+:data:`COMMAND` prints all used columns; without a column, only its values are missing. A job that was held, or waited
 for another, counts as submitted when it could start. Steps (``17.batch``) have the time of their job and are left out,
-but for their energy: Slurm writes into a job's own row only what steps of ``srun`` used, and nothing without any.
+except for their energy: a job's own row contains only the energy of its ``srun`` steps, and none without such steps.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class SacctLog:
-    """A file of past jobs.
+    """Past jobs read from a file.
 
     Attributes:
-        jobs: Those that held resources, in the order of the file.
-        left_out: Why rows were left out, and how many.
-        notes: What a person should know, one sentence each.
+        jobs: The jobs that held resources, in the order of the file.
+        left_out: Number of omitted rows, by reason.
+        notes: Notes for the user, one sentence each.
     """
 
     jobs: tuple[PastJob, ...]
@@ -52,14 +52,14 @@ class SacctLog:
 
 
 def read_sacct(path: Path, zone: tzinfo | None = None) -> SacctLog:
-    """The jobs in a file.
+    """Read the jobs in a file.
 
     Args:
-        path: What sacct printed with ``-P`` and a header, or a CSV of it.
-        zone: Time zone of its stamps, which carry none; this machine's when None.
+        path: Output of sacct with ``-P`` and a header, or a CSV of it.
+        zone: Time zone of stamps that contain none; this machine's when None.
 
     Raises:
-        DataError: The file cannot be read, has no header of sacct, or no line that holds a job.
+        DataError: The file cannot be read, has no header of sacct, or no job that held resources.
     """
     jobs: dict[tuple[str, str, float], PastJob] = {}
     steps: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -102,10 +102,10 @@ class _Step:
 
 
 def _with_steps(job: PastJob, steps: Sequence[tuple[float, float]]) -> PastJob:
-    """The job with the energy of the row that saw most of it.
+    """The job with the largest energy of its own row and its steps.
 
-    The batch step sees the first node all along, a step of srun its own nodes for its time, the job's row the sum of
-    the latter. Each is a part of what the nodes drew, so the largest counts and nothing is added up.
+    The batch step covers the first node for the whole run, a step of srun its own nodes for its time, the job's row
+    the sum of the srun steps. Each is a part of the nodes' energy, so the largest counts and they are not added up.
     """
     own = [joules for start_s, joules in steps if not (start_s < job.start_s - 1 or start_s > job.end_s + 1)]
     known = [joules for joules in (job.measured_j, *own) if not math.isnan(joules)]
@@ -131,7 +131,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, str] | None]:
 
 
 def _job(row: Mapping[str, str], state: str, zone: tzinfo | None) -> PastJob | _Step | str:
-    """The job or the step of a row, or why it is neither."""
+    """The job or the step of a row, or the reason why it is neither."""
     number = row.get("jobid") or row.get("jobidraw", "")
     if not number:
         return "no job number"
@@ -196,7 +196,7 @@ def _elapsed_s(row: Mapping[str, str]) -> float:
 def _span_s(start: str, end: str, elapsed_s: float, zone: tzinfo | None) -> tuple[float, float]:
     """Start and end of a run, Unix seconds; NaN where unknown.
 
-    When a clock is set back, one of its hours comes twice. The readings that are the elapsed time apart are right.
+    When a clock is set back, one hour occurs twice. The readings whose difference fits the elapsed time best count.
     """
     spans = [(_stamp(start, zone, one), _stamp(end, zone, other)) for one in (0, 1) for other in (0, 1)]
     if math.isnan(elapsed_s):
@@ -207,7 +207,7 @@ def _span_s(start: str, end: str, elapsed_s: float, zone: tzinfo | None) -> tupl
 
 
 def _stamp(text: str, zone: tzinfo | None, fold: int = 0) -> float:
-    """Unix seconds of a stamp, which may be such seconds itself; ``fold`` says which one where an hour comes twice."""
+    """Unix seconds of a stamp, which may itself be Unix seconds; ``fold`` selects one where an hour occurs twice."""
     if text.isdecimal() and len(text) >= _UNIX_DIGITS:
         return float(text)
     try:
@@ -221,12 +221,12 @@ def _stamp(text: str, zone: tzinfo | None, fold: int = 0) -> float:
 
 
 def _later(one_s: float, other_s: float) -> float:
-    """The later of two stamps, of which each may be unknown."""
+    """The later of two stamps, either of which may be NaN (unknown)."""
     return other_s if math.isnan(one_s) or other_s > one_s else one_s
 
 
 def _joules(row: Mapping[str, str]) -> float:
-    """Slurm's own measurement; 0 stands for none, and so does a number beyond what a job can draw."""
+    """The energy that Slurm measured, joules; NaN without one, and for 0 or an implausibly large number."""
     text = row.get("consumedenergyraw", "")
     try:
         value = float(text)

@@ -1,10 +1,10 @@
-"""Slurm 22.05 and newer through its commands: no plug-in, no patch, no daemon of its own.
+"""Cluster backend for Slurm 22.05 and newer through its commands: it needs no plug-in, patch or daemon in Slurm.
 
-Slurm runs the jobs and is the truth about them. A job is kept from starting by ``scontrol hold``, stopped by
-``requeuehold`` (SIGTERM, KillWait seconds, SIGKILL; same job number) and resized between the two: Slurm does not change
-the GPUs of a running job. A job is marked *before* it is held, so that it can always be found and given back: in its
-AdminComment where this user may write that (an administrator), else behind its owner's words in its Comment (an
-operator).
+Slurm runs the jobs, and its state of them is authoritative. ``scontrol hold`` keeps a job from starting,
+``requeuehold`` stops it (SIGTERM, KillWait seconds, SIGKILL; same job number), and it is resized between the two: Slurm
+does not change the GPUs of a running job. A job is marked *before* it is held, so that it can always be found and
+released: in its AdminComment where this user may write that (an administrator), else behind its owner's text in its
+Comment (an operator).
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ _TRACKS_MEMORY = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE |
 
 @dataclass(frozen=True, slots=True)
 class SlurmScope:
-    """Jobs that the backend sees, and settings left to their owners.
+    """Selection of the jobs that the backend schedules, and its settings.
 
     Attributes:
-        partitions: Those to schedule; all when empty.
-        user_range: Whether Comment says how far a job may be resized.
-        progress: Where jobs say how far they are.
+        partitions: Partitions to schedule; all when empty.
+        user_range: Whether a job's Comment may state the range of its size.
+        progress: Source of the progress that jobs report.
         resubmit: Whether a job whose resize is refused is submitted anew in its place.
-        user: Whose jobs may be changed where this user turns out to be no operator; this user when empty.
-        reason_in_comment: Whether the Comment of a held job states why it waits, behind its owner's words.
+        user: User whose jobs may be changed if this user is not an operator; this user when empty.
+        reason_in_comment: Whether the reason why a held job waits is written into its Comment, behind the owner's text.
     """
 
     partitions: tuple[str, ...] = ()
@@ -97,12 +97,12 @@ class SlurmScope:
 
 
 class SlurmBackend:
-    """The jobs of a Slurm cluster.
+    """Cluster backend for the jobs of a Slurm cluster.
 
     Args:
         run: Runs one command of Slurm.
-        scope: Which jobs.
-        closing: What the runner holds open.
+        scope: Selection of the jobs, and settings.
+        closing: The runner's connection, which ``close`` closes.
     """
 
     def __init__(self, run: Runner, scope: SlurmScope, closing: SlurmRest | None = None) -> None:
@@ -117,7 +117,7 @@ class SlurmBackend:
         self._tracks_memory: bool | None = None
 
     def snapshot(self) -> ClusterSnapshot:
-        """Every job that wants GPUs, and the GPUs of the nodes that are up, by pool."""
+        """Every job that requests GPUs, and the GPUs of the nodes that are up, by pool."""
         self._unmarked.clear()
         self._changed.clear()
         nodes, notes = self._nodes()
@@ -165,7 +165,7 @@ class SlurmBackend:
         return [as_one([job for _, job in found]) for found in parts.values()]
 
     def apply(self, action: ClusterAction, /) -> str:
-        """One change; each can be done again."""
+        """Apply one change; it is safe to repeat."""
         if isinstance(action, Order):
             return self._order(action.jobs)
         released = isinstance(action, Start) and self._released(action.job, action.slots)
@@ -194,10 +194,10 @@ class SlurmBackend:
         return "held" if isinstance(action, Hold) else "SIGTERM, KillWait, and back in the queue, held"
 
     def explain(self, texts: Mapping[int, str]) -> str:
-        """Write why held jobs wait (by job) behind their marks in AdminComment; a few a call, those that changed.
+        """Write why held jobs wait (texts by job) behind their marks in AdminComment: changed ones, a few in each call.
 
-        The texts go with the marks. Comment is the owner's: the texts are written there where ``reason_in_comment``
-        says so. Returns why nothing can be written, once; else nothing.
+        A text is removed with its mark. Comment belongs to the owner: the texts are written there only with
+        ``reason_in_comment``. Returns once the reason why nothing can be written; otherwise an empty text.
         """
         seen = self._seen.keys() - self._unmarked  # a job that was released since would look held again
         held = {job: self._seen[job][0] for job in texts if job in seen}
@@ -215,26 +215,26 @@ class SlurmBackend:
         return ""
 
     def _due(self, held: Mapping[int, SlurmRecord], texts: Mapping[int, str]) -> list[tuple[str, str, str]]:
-        """Commands that write why jobs wait, where that is not written yet: name, job, text."""
+        """(name, job, text) of the commands that write why jobs wait, where that is not written yet."""
         in_comment = self._scope.reason_in_comment
         return [
             one for job, record in held.items() for one in reason_updates(record, texts[job], in_comment=in_comment)
         ]
 
     def close(self) -> None:
-        """Let go of the service, where there is one."""
+        """Close the connection to slurmrestd, where there is one."""
         if self._closing is not None:
             self._closing.close()
 
     def _released(self, job: int, gpus: int) -> bool:
-        """Whether Slurm starts the job by itself: at the last look it waited at this size, neither held nor marked."""
+        """Whether Slurm starts the job by itself: in the last snapshot it waited at this size, not held or marked."""
         return job in self._seen and job not in self._changed and all(
             record.state in ("PENDING", "PD") and _sized(record, gpus)
             and not (record.held or record.tagged or has_reason(record.comment)) for record in self._seen[job]
         )  # fmt: skip
 
     def _start(self, records: Sequence[SlurmRecord], gpus: int) -> str:
-        """Resize if need be, then release: the order in which Slurm accepts it."""
+        """Resize a job if necessary, then release it: Slurm accepts the two in this order."""
         record, remark = records[0], "as it is"
         sized = _sized(record, gpus)
         if record.state in ("RUNNING", "R") and sized and not record.tagged:
@@ -257,7 +257,7 @@ class SlurmBackend:
         return remark
 
     def _in_its_place(self, record: SlurmRecord, gpus: int, refused: str) -> str:
-        """The same script as a new job; the old one goes. Done again after a crash it finds the new one there."""
+        """Submit the script as a new job and cancel the old one. Repeated after a crash, it finds the new job."""
         waiting = [other.id for other in self._records() if other.follows == record.id]
         flags = () if waiting else resubmission(record, gpus, self._gpus_per_node)
         number = waiting[0] if waiting else resubmit(self._run, record, flags)
@@ -268,7 +268,7 @@ class SlurmBackend:
         return f"as job {number}, because: {refused}"
 
     def _order(self, jobs: Sequence[int]) -> str:
-        """SiteFactor by rank: within Slurm's own priority, without freezing it as Priority would."""
+        """Set SiteFactor by rank: it is a part of Slurm's own priority, and does not freeze it as Priority would."""
         if not self._operator:
             return "not ranked: only an operator may; jobs start in order as they are released"
         groups, left_out, refused = list(_groups(jobs)), 0, []
@@ -304,7 +304,7 @@ class SlurmBackend:
                 self._change("mark by comment", job=component(record), text=text)
 
     def _no_operator(self, done: Done) -> CapabilityError:
-        """From now on only this user's own jobs are scheduled; without a grant the error is no reason to pause."""
+        """Schedule only this user's own jobs from now on; the returned error has no grant, so it causes no pause."""
         self._operator = False
         text = f"only an operator may change jobs of others, so only those of {self._user()} are scheduled: {done.said}"
         return CapabilityError(text, resource="scontrol", hint=GRANT)
@@ -313,16 +313,16 @@ class SlurmBackend:
         self._checked(command(name, (), **values))
 
     def _checked(self, words: Sequence[str]) -> None:
-        """One change.
+        """Run a command that changes a job.
 
         Raises:
-            ActuationError: Slurm refuses it.
-            CapabilityError: The controller does not answer, or we may not.
+            ActuationError: Slurm refuses the change.
+            CapabilityError: The controller does not answer, or this user lacks the right.
         """
         raise_unless_done(self._run(words), words)
 
     def _of(self, job: int) -> list[SlurmRecord]:
-        """The records of a job as Slurm has it now, a heterogeneous one's in the order of its components."""
+        """The current records of a job; those of a heterogeneous job in the order of its components."""
         found = [record for record in self._records(job) if (record.het or record.id) == job and record.gpus]
         if not found:
             raise ActuationError(f"Slurm knows no job {job}: it ended meanwhile")
@@ -332,7 +332,7 @@ class SlurmBackend:
         return self._scope.user or user_name()
 
     def _records(self, job: int | None = None) -> tuple[SlurmRecord, ...]:
-        """Every job, or one; by text where JSON is not offered."""
+        """The records of all jobs; where squeue has no JSON, ``job`` limits its text output to one job."""
         if self._json is not False:
             done = self._run(command("jobs"))
             if done.code == 0:
@@ -353,10 +353,10 @@ class SlurmBackend:
         return parse_table(done.out)
 
     def _priorities(self) -> dict[int, float] | None:
-        """Slurm's own priority of each waiting job that is not held: without the part that joulery set.
+        """Slurm's own priority of each waiting job that is not held, without the part that joulery set.
 
-        A job that squeue showed as waiting may have begun meanwhile. It is not here, and the priority that squeue
-        printed contains joulery's part. None where Slurm has no multifactor priority: there it contains none.
+        A job that squeue showed as waiting may have started since: it is missing here, and squeue's priority of it
+        contains joulery's part. None where Slurm has no multifactor priority: then squeue's contains no such part.
         """
         done = self._run(command("priorities"))
         if "supported priority plugin" in done.err:
@@ -401,12 +401,12 @@ class SlurmBackend:
 
 
 def resized(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ...]:
-    """The command that gives a waiting job so many GPUs, in the form Slurm accepts.
+    """The command that resizes a waiting job to a number of GPUs, in the form that Slurm accepts.
 
-    Tasks and CPUs follow the GPUs; as few nodes as hold them, evenly filled.
+    Tasks and CPUs scale with the GPUs, which are spread evenly over as few nodes as possible.
 
     Raises:
-        ActuationError: The number does not spread evenly over nodes, or the job's GPUs hang on its tasks.
+        ActuationError: The job requests its GPUs by task or by socket.
     """
     for what in ("task", "socket"):
         if parse_gpus(getattr(record, f"tres_per_{what}")).total:
@@ -439,18 +439,18 @@ def open_slurm(
     conf: Path | None = None,
     cluster: str | None = None,
 ) -> SlurmBackend:
-    """The Slurm whose commands are on PATH, read through slurmrestd where that is named.
+    """Open the Slurm cluster whose commands are on PATH, read through slurmrestd where ``rest`` is given.
 
     Args:
-        partitions, user_range, progress, resubmit, reason_in_comment: As :class:`SlurmScope` has them.
-        timeout_s: How long a command may take.
-        rest: Where slurmrestd is.
-        conf: The slurm.conf of the cluster; that of the environment when None.
+        partitions, user_range, progress, resubmit, reason_in_comment: As in :class:`SlurmScope`.
+        timeout_s: Time limit of a command, seconds.
+        rest: Address and user of slurmrestd; None to read through commands.
+        conf: The cluster's slurm.conf; None for the one of the environment.
         cluster: The ClusterName that it must have; any when None.
 
     Raises:
-        CapabilityError: There are none, or no controller answers.
-        ConfigError: It is another cluster.
+        CapabilityError: The commands are missing, or no controller answers.
+        ConfigError: The ClusterName is another one, or ``conf`` is not a file.
     """
     for program in ("scontrol",) if rest is not None else ("squeue", "scontrol", "sinfo"):
         if shutil.which(program) is None:
@@ -483,7 +483,7 @@ def _check_name(run: Runner, cluster: str) -> None:
 
 
 def _sized(record: SlurmRecord, gpus: int) -> bool:
-    """Whether a job need not be resized, or cannot be."""
+    """Whether a job has this size already, or cannot be resized."""
     return record.gpus == gpus or bool(record.het) or record.whole_nodes
 
 
@@ -492,7 +492,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _groups(jobs: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The first few one by one, the rest together in larger and larger groups."""
+    """The jobs in groups that share a rank: the first few one by one, the rest in groups of growing size."""
     at, size = 0, 1
     while at < len(jobs):
         size = 1 if at < _RANKED_ALONE else min(max(2 * size, _RANKED_ALONE), _RANKED_AT_ONCE)

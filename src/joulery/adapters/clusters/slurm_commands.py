@@ -1,6 +1,6 @@
-"""Every command of Slurm that joulery may issue, and running one of them.
+"""All commands of Slurm that joulery may issue, and their runner.
 
-Commands are written here and nowhere else; docs/how-to/slurm-commands.md lists them, and a test compares the two.
+Commands are defined only here; docs/how-to/slurm-commands.md lists them, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class Done:
 
 
 class JobOverError(ActuationError):
-    """A change of a job that ended since the last look."""
+    """Error for a change of a job that ended since the last snapshot."""
 
 
 Runner = Callable[[Sequence[str]], Done]
 
 
 def command(name: str, flags: Sequence[str] = (), **values: object) -> tuple[str, ...]:
-    """The words of a command of :data:`READS` or :data:`CHANGES`; ``{flags}`` becomes all flags, each a word."""
+    """The arguments of a command of :data:`READS` or :data:`CHANGES`; ``{flags}`` expands to all flags."""
     template = READS.get(name) or CHANGES[name]
     words: list[str] = []
     for word in template.split():
@@ -90,15 +90,15 @@ def command(name: str, flags: Sequence[str] = (), **values: object) -> tuple[str
 
 
 def command_runner(timeout_s: float, conf: Path | None = None) -> Runner:
-    """Runs commands as processes.
+    """A function that runs commands as processes.
 
     Args:
-        timeout_s: How long one may take.
-        conf: The slurm.conf of the cluster; that of the environment when None.
+        timeout_s: Time limit of a command, seconds.
+        conf: The cluster's slurm.conf; None for the one of the environment.
 
     Raises:
-        ConfigError: The slurm.conf is no file; Slurm's commands would look for a controller until ``timeout_s``.
-        CapabilityError: One took longer than ``timeout_s``, or could not be started.
+        ConfigError: ``conf`` is not a file; Slurm's commands would search for a controller until ``timeout_s``.
+        CapabilityError: A command took longer than ``timeout_s``, or could not be started.
     """
     if conf is not None and not conf.is_file():
         raise ConfigError(
@@ -128,7 +128,7 @@ def raise_unless_done(done: Done, words: Sequence[str]) -> None:
 
     Raises:
         JobOverError: The job ended meanwhile.
-        ActuationError: Slurm refuses it.
+        ActuationError: Slurm refuses the change.
         CapabilityError: The controller does not answer, or this user lacks the right.
     """
     raise_if_away(done)
@@ -142,10 +142,10 @@ def raise_unless_done(done: Done, words: Sequence[str]) -> None:
 
 
 def raise_if_away(done: Done) -> None:
-    """Raise where the controller did not answer.
+    """Raise an error if the controller did not answer.
 
     Raises:
-        CapabilityError: It did not.
+        CapabilityError: The controller did not answer.
     """
     if done.away:
         raise CapabilityError(

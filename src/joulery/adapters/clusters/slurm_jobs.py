@@ -1,4 +1,4 @@
-"""From what Slurm says of a job to the job that the scheduler sees."""
+"""Conversion of Slurm's job records into the jobs of the scheduler."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ verdict that free slots would not help."""
 def to_job(
     record: SlurmRecord, partitions: Sequence[str], *, user_range: bool, progress_ratio: float
 ) -> ClusterJob | None:
-    """The job behind a record; None where it holds no GPU and wants none: not a training job.
+    """Convert a record into a job; None where the job has and requests no GPU: it is not a training job.
 
     Args:
-        record: What Slurm says.
-        partitions: Those to schedule; all when empty.
-        user_range: Whether the owner's Comment says how far it may be resized.
-        progress_ratio: Its reported progress.
+        record: Slurm's record of the job.
+        partitions: Partitions to schedule; all when empty.
+        user_range: Whether the owner's Comment may state the range of its size and its deadline.
+        progress_ratio: The progress that the job reports.
     """
     gpus = record.gpus
     if gpus == 0:
@@ -87,7 +87,7 @@ def to_job(
 
 
 def _run_of(record: SlurmRecord, state: JobState, gpus: int) -> JobRun | None:
-    """Its run: of one that is over from Slurm's start to its end, else the start alone."""
+    """The run of a job: its start, and its duration if it is over; None before a start or where unknown."""
     if not record.start_s or state is JobState.WAITING:
         return None
     held_s = record.end_s - record.start_s if state.over and record.end_s >= record.start_s else math.nan
@@ -95,7 +95,7 @@ def _run_of(record: SlurmRecord, state: JobState, gpus: int) -> JobRun | None:
 
 
 def limits_of(record: SlurmRecord) -> frozenset[str]:
-    """Names of what Slurm may limit that counts this job: its user, account, QOS, partition and licenses."""
+    """The names under which Slurm's limits may count this job: its user, account, QOS, partition and licenses."""
     named = {"user": record.user, "account": record.account, "qos": record.qos, "partition": record.partition}
     licenses = (entry.partition(":")[0].partition("@")[0] for entry in record.licenses.replace("|", ",").split(","))
     return frozenset(
@@ -104,10 +104,10 @@ def limits_of(record: SlurmRecord) -> frozenset[str]:
 
 
 def as_one(components: Sequence[ClusterJob]) -> ClusterJob:
-    """A heterogeneous job as one: all of its components start, or none does.
+    """Merge the components of a heterogeneous job into one job: all of them start, or none does.
 
     Args:
-        components: Those with GPUs, the first one first.
+        components: The components with GPUs, in order.
     """
     first = components[0]
     if len(components) == 1:
@@ -176,14 +176,14 @@ def _exempt(record: SlurmRecord, partitions: Sequence[str]) -> str:
 def verdict(record: SlurmRecord) -> str:
     """Slurm's reason not to start a waiting job even on free slots; empty where only slots are missing.
 
-    A held job has no verdict: Slurm does not look at it.
+    A held job has no verdict: Slurm does not consider it.
     """
     reason = record.reason.partition(",")[0].strip("() ")
     return "" if record.held or reason in _ONLY_SLOTS else reason
 
 
 def _waits_for_others(record: SlurmRecord) -> str:
-    """Reason why a waiting job is not due."""
+    """Reason why a waiting job is not due; empty where it is due."""
     if record.held:
         return "held by its owner or an operator"
     for reason in _NOT_DUE:

@@ -1,9 +1,9 @@
 """Processes and GPUs of a node by Slurm job, read from the kernel without a call to Slurm.
 
-A process belongs to the job of its cgroup (``.../job_7/step_batch``), which it cannot change; where Slurm makes no
-cgroups, to the one that Slurm put into its environment (``SLURM_JOB_ID``). The ones on top are those whose parent does
-not. A job's GPUs are in ``SLURM_JOB_GPUS`` (the board's own numbers), or in what a prolog wrote to a file named by the
-job, which counts first: inside a device cgroup ``CUDA_VISIBLE_DEVICES`` starts at 0 for every job.
+A process belongs to the job of its cgroup (``.../job_7/step_batch``), which it cannot change; where Slurm creates no
+cgroups, to the job in its environment (``SLURM_JOB_ID``). A job's top processes are those whose parent is not in the
+job. Its GPUs are in a file that a prolog wrote under the job's number, else in ``SLURM_JOB_GPUS`` (board numbers); last
+in ``CUDA_VISIBLE_DEVICES``, because inside a device cgroup that starts at 0 for every job.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 def node_placements(
     proc: Path = Path("/proc"), prolog: Path | None = None, node: str = "", cluster: str = ""
 ) -> tuple[Placement, ...]:
-    """Every job with a living process on this node.
+    """The placement of every job with a living process on this node.
 
     Args:
-        proc: Where the kernel shows processes; those of other users need root.
-        prolog: Folder in which a prolog leaves ``SLURM_JOB_GPUS`` in a file named by the job.
+        proc: Mount point of the kernel's ``/proc``; processes of other users need root.
+        prolog: Folder in which a prolog writes ``SLURM_JOB_GPUS`` to a file named by the job.
         node: Only processes that Slurm started under this node name; all when empty.
-        cluster: Only processes of the Slurm of this name: two clusters number their jobs alike. All when empty.
+        cluster: Only processes of the cluster of this name (two clusters may use the same numbers); all when empty.
     """
     jobs: dict[int, list[int]] = {}
     variables_of: dict[int, Mapping[str, str]] = {}
@@ -69,13 +69,13 @@ def job_of(pid: int, proc: Path = Path("/proc"), cluster: str = "") -> int:
 
 
 def _hosts(variables: Mapping[str, str], nodes: str) -> tuple[tuple[str, ...], str]:
-    """The nodes of a job on several and this one among them; empty where Slurm does not name them all."""
+    """The nodes of a multi-node job, and this node's name; empty where Slurm does not list all the nodes."""
     hosts, host = expand_hosts(variables.get("SLURM_JOB_NODELIST", "")), variables.get("SLURMD_NODENAME", "")
     return (hosts, host) if nodes != "1" and str(len(hosts)) == nodes and host in hosts else ((), "")
 
 
 def _ours(variables: Mapping[str, str], node: str, cluster: str) -> bool:
-    """Whether a process is of this node and cluster; one that shows neither is."""
+    """Whether a process belongs to this node and cluster; a process that states neither does."""
     named = variables.get("SLURM_CLUSTER_NAME", cluster)
     return (not node or variables.get("SLURMD_NODENAME", node) == node) and (
         not cluster or named.lower() == cluster.lower()
@@ -102,7 +102,7 @@ def _gpus(job: int, variables: Mapping[str, str], prolog: Path | None) -> tuple[
 
 
 def gpu_ids(text: str) -> tuple[int, ...]:
-    """Board numbers in ``0,2-3``; none where it names boards otherwise (UUIDs)."""
+    """The board numbers in text such as ``0,2-3``; empty where it names boards otherwise (UUIDs)."""
     numbers: set[int] = set()
     for part in text.strip().split(","):
         if match := _RANGE.fullmatch(part.strip()):
@@ -116,7 +116,7 @@ def _pids(proc: Path) -> list[int]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The variables of a process that Slurm started; empty for others and for those that are gone or not ours."""
+    """The variables of a process that Slurm started; empty for others, and where they cannot be read."""
     try:
         content = (folder / "environ").read_bytes()
     except OSError:

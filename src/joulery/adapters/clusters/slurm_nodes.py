@@ -28,14 +28,14 @@ class SlurmNode:
     Attributes:
         name: Its name.
         state: Slurm's word for its state.
-        gpus: GPUs it has.
-        used: GPUs that jobs hold.
+        gpus: Number of its GPUs.
+        used: Number of GPUs that jobs hold.
         types: Types of its GPUs.
         partitions: Partitions it belongs to.
         features: Its active features.
-        free_cpus: CPUs that no job holds; infinite where Slurm does not say.
-        free_memory_bytes: Memory that no job holds; infinite where Slurm does not say.
-        cpus: CPUs it has; infinite where Slurm does not say.
+        free_cpus: CPUs that no job holds; infinite where Slurm does not report them.
+        free_memory_bytes: Memory that no job holds; infinite where Slurm does not report it.
+        cpus: Number of its CPUs; infinite where Slurm does not report it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class SlurmNode:
 
     @property
     def up(self) -> bool:
-        """Whether jobs can start on it."""
+        """Whether jobs can start on the node."""
         return not (self.state.startswith(_DOWN) or self.state[-1:] in _DOWN_MARKS)
 
     @property
@@ -60,7 +60,7 @@ class SlurmNode:
         return tuple(sorted(self.partitions)), tuple(sorted(self.types)), tuple(sorted(self.features)), self.gpus
 
     def suits(self, record: SlurmRecord) -> bool:
-        """Whether a job may run on it, by partition, GPU type and constraint."""
+        """Whether a job may run on the node, by partition, GPU type and constraint."""
         if not self.partitions & set(record.partition.split(",")):
             return False
         if record.gpu_type and record.gpu_type not in self.types:
@@ -69,7 +69,7 @@ class SlurmNode:
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """The nodes with GPUs in what ``sinfo -h -N -O`` printed with :data:`FIELDS`: a line a node and partition."""
+    """Parse the nodes with GPUs from ``sinfo -h -N -O`` with :data:`FIELDS`: one line for each node and partition."""
     nodes: dict[str, SlurmNode] = {}
     for cells in map(_cells, text.splitlines()):
         gres = parse_gpus(cells["gres"])
@@ -95,7 +95,7 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
 
 
 def parse_tiers(text: str) -> dict[str, int]:
-    """The PriorityTier of each partition that these lines name one of."""
+    """The PriorityTier of each partition for which the lines contain one."""
     rows = map(_cells, text.splitlines())
     return {row["partitionname"]: int(row["prioritytier"]) for row in rows if row["prioritytier"].isdigit()}
 
@@ -110,13 +110,13 @@ def _cells(line: str) -> dict[str, str]:
 
 
 def _cpus(state: str, part: int) -> float:
-    """CPUs in a part of ``allocated/idle/other/total``."""
+    """The number of CPUs in one part of ``allocated/idle/other/total``; infinite where unknown."""
     parts = state.split("/")
     return float(parts[part]) if len(parts) == 4 and parts[part].isdigit() else math.inf
 
 
 def _free_memory_bytes(memory: str, allocated: str) -> float:
-    """Memory left of so many MB."""
+    """The free memory in bytes, from the total and allocated MB; infinite where unknown."""
     both = memory.isdigit() and allocated.isdigit()
     return float(max(0, int(memory) - int(allocated)) << 20) if both else math.inf
 
@@ -135,12 +135,12 @@ def satisfies(features: frozenset[str], constraint: str) -> bool:
 def pools(nodes: Iterable[SlurmNode], jobs: Iterable[Sequence[SlurmRecord]]) -> dict[str, str]:
     """The pool of each node.
 
-    Nodes of one shape are of one pool, and so are shapes that one job may run on: a job of a pool competes with the
-    other jobs of that pool and with no others. A cluster of one pool has the pool ``""``.
+    Nodes of one shape belong to one pool, and so do all shapes on which one job may run: a job competes only with the
+    other jobs of its pool. In a cluster with one pool, its name is ``""``.
 
     Args:
         nodes: The nodes.
-        jobs: The records of each job: one, or one a component.
+        jobs: The records of each job: one, or one for each component.
     """
     shapes: dict[object, list[SlurmNode]] = {}
     for node in nodes:

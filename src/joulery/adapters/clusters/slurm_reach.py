@@ -1,4 +1,4 @@
-"""On which of Slurm's nodes a job may run: its request, and reservations of others now or before it would end."""
+"""The nodes on which a Slurm job may run, by its request and by reservations of others now or before its end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FIELD = re.compile(r"(\w+)=(\S*)")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes that Slurm keeps for some users.
+    """Slurm's reservation of whole nodes for some users.
 
     Attributes:
         name: Its name.
         nodes: The nodes, each as a whole.
-        start_s, end_s: From when and until when, Unix seconds; NaN where Slurm's words are not understood.
+        start_s, end_s: Start and end, Unix seconds; NaN where Slurm's text is not understood.
     """
 
     name: str
@@ -33,14 +33,15 @@ class Reservation:
     end_s: float
 
     def bars(self, now_s: float, end_s: float) -> bool:
-        """Whether a job outside of it may not run on its nodes from now until ``end_s``."""
+        """Whether a job outside the reservation may not run on its nodes from ``now_s`` until ``end_s``."""
         return self.start_s < end_s and now_s < self.end_s
 
 
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
-    """The reservations of whole nodes in what ``scontrol -o show reservation`` printed.
+    """Parse the reservations of whole nodes from ``scontrol -o show reservation``.
 
-    Those of single cores, and those that jobs join by themselves (``MAGNETIC``), bar no job from the rest of a node.
+    Reservations of single cores, and those that jobs join automatically (``MAGNETIC``), are left out: they bar no job
+    from the rest of a node.
     """
     found = []
     for line in text.splitlines():
@@ -64,13 +65,13 @@ def _stamp(text: str) -> float:
 
 
 class Reach:
-    """Nodes that jobs may run on.
+    """Map of the nodes on which jobs may run.
 
     Args:
         nodes: The nodes with GPUs.
-        pool_by_node: Their pools.
+        pool_by_node: The pool of each node.
         reservations: Slurm's reservations.
-        now_s: Unix seconds.
+        now_s: The current time, Unix seconds.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class Reach:
             self._pools[pool] = self._pools.get(pool, frozenset()) | {name}
 
     def placed(self, job: ClusterJob, records: Sequence[SlurmRecord]) -> ClusterJob:
-        """The job with its pool: that of the nodes it runs on, else that of the nodes it may run on.
+        """The job with its pool: the pool of the nodes it runs on, else of the nodes it may run on.
 
-        A job on nodes that are draining or reserved runs elsewhere: its end frees no slot of a pool.
+        A job on nodes that are draining or reserved is in the pool of other nodes: its end frees no slot of a pool.
         """
         if records[0].reservation and not job.exempt:
             job = replace(job, exempt=f"in the reservation {records[0].reservation}: Slurm places it")
@@ -112,7 +113,7 @@ class Reach:
         return replace(job, pool=pool, runs_on=None if open_names >= self._pools.get(pool, open_names) else open_names)
 
     def _whole(self, job: ClusterJob, record: SlurmRecord, names: frozenset[str]) -> ClusterJob:
-        """A job that shares its nodes with no other, with all that they have."""
+        """Give a job that shares its nodes with no other all GPUs and CPUs of these nodes."""
         nodes = [self._nodes[name] for name in job.nodes or names if name in self._nodes]
         if not nodes:
             return job
@@ -126,13 +127,13 @@ class Reach:
         )  # fmt: skip
 
     def _reserved(self) -> frozenset[str]:
-        """The nodes that are reserved now: no capacity of jobs outside of the reservation."""
+        """The nodes that are reserved now, and so are not available to jobs outside the reservation."""
         now_s = self._now_s
         barred = (one.nodes for one in self._reservations if one.bars(now_s, math.nextafter(now_s, math.inf)))
         return frozenset().union(*barred)
 
     def _open(self, record: SlurmRecord, names: frozenset[str]) -> frozenset[str]:
-        """Of the nodes that have what it asks for those on which it might start now."""
+        """The nodes among ``names`` on which a job might start now."""
         required, excluded = expand_hosts(record.required_nodes), expand_hosts(record.excluded_nodes)
         if len(required) >= record.nodes:
             names = names & frozenset(required) if required else names

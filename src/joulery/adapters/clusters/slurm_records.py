@@ -1,7 +1,7 @@
-"""Parsers of ``squeue`` and ``sinfo`` output: JSON of 21.08 and newer, fixed columns of what came before.
+"""Parsers of ``squeue`` output: JSON of 21.08 and newer, fixed columns of older versions.
 
 Field names and forms differ between versions: a number may be ``7`` or ``{"set": true, "infinite": false, "number":
-7}``, a state ``"RUNNING"`` or ``["RUNNING"]``, a reason may be spelt out. One record type hides that.
+7}``, a state ``"RUNNING"`` or ``["RUNNING"]``, a reason may be spelt out. One record type hides these differences.
 """
 
 from __future__ import annotations
@@ -60,38 +60,38 @@ class SlurmRecord:
 
     Attributes:
         id, name, user, partition: As Slurm names them.
-        state: Its word for it.
-        reason: Why it waits.
-        submit_s: Submission, or last requeue.
+        state: Slurm's word for its state.
+        reason: Slurm's reason why it waits.
+        submit_s: Time of its submission or last requeue, Unix seconds.
         nodes, cpus, tasks: Its shape.
-        tres_per_node, tres_per_job, tres_per_task, tres_per_socket: What it asks for.
-        comment, admin_comment: Its owner's and the operators'.
+        tres_per_node, tres_per_job, tres_per_task, tres_per_socket: Its requests, as TRES strings.
+        comment, admin_comment: Comments of its owner and of the operators.
         batch, requeue: Whether it is a script, and may be started again.
         array: Number of the job array it belongs to; 0 for none.
-        array_tasks: The tasks of the array that it stands for: ``7``, or ``5-12,15`` for several that wait.
-        array_limit: How many tasks of the array may run at once; 0 for no limit.
+        array_tasks: The tasks of the array that it represents: ``7``, or ``5-12,15`` for several that wait.
+        array_limit: Number of tasks of the array that may run at once; 0 for no limit.
         het: Number of the first component of the heterogeneous job it belongs to; 0 for none.
-        het_offset: Which component it is.
-        restarts: How often it was started again.
+        het_offset: Number of its component within the heterogeneous job.
+        restarts: Number of its restarts.
         priority: 0 when held.
-        output: The file its output goes to; empty where Slurm does not say.
-        folder: Where it runs.
+        output: File of its output; empty where Slurm does not report it.
+        folder: Its working directory.
         account, qos: Charged account and quality of service.
         limit_min: Its time limit in minutes; 0 for none.
         nodes_used: The nodes it runs on, as a host list.
         features: Its constraint (``--constraint``).
-        start_s: When it started, Unix seconds; 0 where it did not.
-        end_s: When it ended, or is expected to, Unix seconds; 0 where unknown.
-        eligible_s: Before when Slurm does not start it.
-        licenses: Licenses it asks for.
-        tres: All it asks for: ``cpu=4,mem=16G,node=1,billing=4``.
-        sockets: Sockets that it asks for on each node.
+        start_s: Time of its start, Unix seconds; 0 where it did not start.
+        end_s: Time of its end or expected end, Unix seconds; 0 where unknown.
+        eligible_s: Earliest time at which Slurm may start it, Unix seconds.
+        licenses: Licenses it requests.
+        tres: All its requests: ``cpu=4,mem=16G,node=1,billing=4``.
+        sockets: Sockets that it requests on each node.
         required_nodes, excluded_nodes: Host lists of ``--nodelist`` and ``--exclude``.
         reservation: The reservation it runs in; empty for none.
         whole_nodes: Whether it shares its nodes with no other job (``--exclusive``, or its partition is).
         least_min: Shortest time limit that its owner accepts (``--time-min``), minutes; 0 for none.
-        particular: Whether it asks of its nodes what is not read here: other GRES, a disk, adjacent nodes, nodes of
-            its own user alone, or some of them by name.
+        particular: Whether it has requirements that are not read here: other GRES, a disk, adjacent nodes, nodes of
+            its own user alone, or some nodes by name.
     """
 
     id: int
@@ -141,7 +141,7 @@ class SlurmRecord:
 
     @property
     def address(self) -> str:
-        """``scontrol``'s name of this job and no other: the number of an array or of a first component names all."""
+        """The job's name for ``scontrol``: an array's number with the tasks, or the number of the first component."""
         if self.array:
             return (
                 f"{self.array}_{self.array_tasks}" if self.tasks_waiting == 1 else f"{self.array}_[{self.array_tasks}]"
@@ -150,7 +150,7 @@ class SlurmRecord:
 
     @property
     def tasks_waiting(self) -> int:
-        """Tasks of an array that it stands for; 1 where it is one task, or no array."""
+        """The number of array tasks that the record represents; 1 for one task or no array."""
         return len(expand_tasks(self.array_tasks)) if self.array else 1
 
     @property
@@ -160,7 +160,7 @@ class SlurmRecord:
 
     @property
     def gpu_type(self) -> str:
-        """The type of GPU it asks for; empty for any."""
+        """The type of GPU that it requests; empty for any."""
         requests = (self.tres_per_node, self.tres_per_job, self.tres_per_task, self.tres_per_socket)
         return next((kind for kind in (parse_gpus(request).type for request in requests) if kind), "")
 
@@ -172,13 +172,13 @@ class SlurmRecord:
 
     @property
     def family(self) -> int:
-        """The number its owner knows it by: the first number of jobs that follow one another."""
+        """The number by which its owner knows the job: that of the first job in a chain of resubmissions."""
         found = _FAMILY.search(self.comment)
         return int(found[1]) if found else self.id
 
     @property
     def gpus(self) -> int:
-        """GPUs of its present shape."""
+        """The number of GPUs in its current shape."""
         nodes, per_job = max(1, self.nodes), parse_gpus(self.tres_per_job).total
         per_node, per_task = parse_gpus(self.tres_per_node).total * nodes, parse_gpus(self.tres_per_task).total
         per_socket = parse_gpus(self.tres_per_socket).total * max(1, self.sockets) * nodes
@@ -194,7 +194,7 @@ def parse_jobs(text: str) -> tuple[SlurmRecord, ...]:
     """The records of ``squeue --json``.
 
     Raises:
-        DataError: This is no such document.
+        DataError: The text is not such a document.
     """
     try:
         jobs = json.loads(text)["jobs"]
@@ -303,13 +303,13 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
 
 
 def _sharing(job: Mapping[str, Any]) -> set[str]:
-    """Its sharing of nodes: a word in 22.05, a list of words in newer versions; nothing where it shares them."""
+    """A job's node-sharing words: one word in 22.05, a list in newer versions; empty where it shares its nodes."""
     said = job.get("shared")
     return set(said) if isinstance(said, list) else {said} if isinstance(said, str) else set()
 
 
 def _is_particular(job: Mapping[str, Any], state: str) -> bool:
-    """As :attr:`SlurmRecord.particular`."""
+    """Whether a job has the requirements of :attr:`SlurmRecord.particular`."""
     other = any(_OTHER_GRES.search(_text(job.get(f"tres_per_{what}"))) for what in ("node", "job", "task"))
     some = 0 < len(expand_hosts(_text(job.get("required_nodes")))) < _nodes(job, state)
     disk = _number(job.get("minimum_tmp_disk_per_node")) > 0
@@ -326,7 +326,7 @@ def _tasks(job: Mapping[str, Any]) -> str:
 
 
 def _output(job: Mapping[str, Any]) -> str:
-    """The file a batch job prints to: as it asked, or Slurm's default; empty where it is unknown."""
+    """The output file of a batch job: the requested one, or Slurm's default; empty where unknown."""
     number, folder = str(int(job["job_id"])), _text(job.get("current_working_directory"))
     said = _text(job.get("standard_output")) or (f"{folder}/slurm-%j.out" if folder else "")
     letters = {"j": number, "A": number, "x": _text(job.get("name")), "u": _text(job.get("user_name"))}
@@ -338,7 +338,7 @@ def _output(job: Mapping[str, Any]) -> str:
 
 
 def _nodes(job: Mapping[str, Any], state: str) -> int:
-    """Nodes it has, or asks for: of a job that waits, ``node_count`` is what it had, or what might do."""
+    """The nodes that a job has or requests; ``node_count`` of a waiting job is its former or a possible number."""
     asked = _NODES.findall(_text(job.get("tres_req_str")))
     if asked and STATES.get(state) is JobState.WAITING:
         return int(asked[0])
@@ -380,7 +380,7 @@ def _row(line: str) -> SlurmRecord:
 
 
 def _number(value: Any, unset: int = 0) -> int:
-    """7, ``{"set": true, "number": 7}``, or what stands for nothing."""
+    """Parse a number, ``7`` or ``{"set": true, "number": 7}``; ``unset`` where it is absent or infinite."""
     if isinstance(value, Mapping):
         return int(value.get("number", 0)) if value.get("set") else unset
     if value is None:
@@ -389,8 +389,8 @@ def _number(value: Any, unset: int = 0) -> int:
 
 
 def _minutes(value: Any) -> int:
-    """A time limit; 0 for none (``infinite``, 22.05's largest number, or the year that stands for an unlimited
-    partition's)."""
+    """Parse a time limit, minutes; 0 for none (``infinite``, 22.05's largest number, or the year that Slurm gives for
+    an unlimited partition)."""
     if isinstance(value, Mapping) and value.get("infinite"):
         return 0
     minutes = _number(value)
@@ -416,7 +416,7 @@ def _stamp(text: str) -> float:
 
 
 def owner_words(comment: str) -> str:
-    """A comment without joulery's words."""
+    """A comment without the text that joulery wrote."""
     return " ".join(word for word in _REASON.sub("", comment).split(" ") if word != COMMENT_TAG).strip()
 
 
@@ -426,7 +426,7 @@ def has_reason(comment: str) -> bool:
 
 
 def with_reason(comment: str, text: str) -> str:
-    """The comment with why the job waits behind all else: ``… [joulery: rank 2 of 5: …]``."""
+    """The comment followed by the reason why the job waits: ``… [joulery: rank 2 of 5: …]``."""
     said = text.replace("[", "(").replace("]", ")")[:_MOST_CHARACTERS].rstrip()
     return f"{_REASON.sub('', comment).rstrip()} [joulery: {said}]".lstrip()
 
@@ -437,12 +437,12 @@ def component(record: SlurmRecord) -> str:
 
 
 def reason_updates(record: SlurmRecord, text: str, *, in_comment: bool) -> Iterator[tuple[str, str, str]]:
-    """Commands by name, with job and text, that bring up to date what a held job's comments say.
+    """(name, job, text) of the commands that update the reason in a held job's comments.
 
     Args:
-        record: The job as it is now; nothing is written to one without joulery's mark.
-        text: Why it waits.
-        in_comment: Whether its owner's Comment says so, too.
+        record: The job's current record; nothing is written to a job without joulery's mark.
+        text: Reason why it waits.
+        in_comment: Whether the reason is also written into its owner's Comment.
     """
     if HELD_TAG in record.admin_comment:
         wanted = f"{HELD_TAG} {text}"[:_MOST_CHARACTERS].rstrip()

@@ -1,8 +1,8 @@
-"""Reading Slurm through slurmrestd: one request for all jobs, one for all nodes, no process started for either.
+"""Reader of Slurm through slurmrestd: HTTP requests for all jobs and all nodes, without starting processes.
 
-What is changed still goes through ``scontrol``: up to 22.05's v0.0.38 the service knows neither SiteFactor nor
-AdminComment, and no version requeues a job on hold. ``squeue --json`` is made by the same plug-in as the service's
-answer, so both are read by the same parser.
+Changes still use ``scontrol``: up to 22.05's v0.0.38 the service supports neither SiteFactor nor AdminComment, and no
+version requeues a job on hold. The same plug-in produces ``squeue --json`` and the service's answer, so the same parser
+reads both.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class RestPlace:
     """Address and user of slurmrestd.
 
     Attributes:
-        url: Its address over TCP; empty where it has a socket.
+        url: Its TCP address; empty where a socket is used.
         socket: Its UNIX socket.
         user: User of the token; this user when empty.
-        token: Reads the token; empty where the socket says who we are.
-        timeout_s: How long an answer may take.
+        token: Returns the token; empty where the socket identifies the user.
+        timeout_s: Time limit of an answer, seconds.
     """
 
     url: str = ""
@@ -55,10 +55,10 @@ class RestPlace:
 
 
 class SlurmRest:
-    """A slurmrestd.
+    """Client of a slurmrestd.
 
     Args:
-        place: Where.
+        place: Address and user of the service.
         run: Runs a command of Slurm, for a new token when the old one has expired.
     """
 
@@ -68,10 +68,10 @@ class SlurmRest:
         self._client: httpx.Client | None = None
 
     def run(self, words: Sequence[str]) -> Done:
-        """As a runner: ``squeue --json`` and ``sinfo`` are answered by the service, everything else runs.
+        """Run a command of Slurm: the service answers ``squeue --json`` and ``sinfo``, other commands run as usual.
 
         Raises:
-            CapabilityError: It does not answer, or refuses access.
+            CapabilityError: The service does not answer, or refuses access.
             DataError: Its answer is not understood.
         """
         if tuple(words) == command("jobs"):
@@ -82,7 +82,7 @@ class SlurmRest:
         return self._run(words)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._client is not None:
             self._client.close()
 
@@ -125,7 +125,7 @@ class SlurmRest:
         return {**user, "X-SLURM-USER-TOKEN": self._token}
 
     def _renewed(self) -> bool:
-        """Whether Slurm gave a new token: tokens expire."""
+        """Request a new token, because tokens expire; False where Slurm gave none."""
         found = _TOKEN.search(self._run(command("token")).out)
         if found is None or found[1] == self._token:
             return False
@@ -144,10 +144,10 @@ class SlurmRest:
 
 
 def newest_version(openapi: str) -> str:
-    """The newest version of the interface that the service offers and that is known here, such as ``v0.0.38``.
+    """The newest version of the interface that the service offers and joulery supports, such as ``v0.0.38``.
 
     Raises:
-        DataError: It offers none that is known.
+        DataError: The service offers no supported version, or its answer is not understood.
     """
     try:
         paths = list(json.loads(openapi)["paths"])
@@ -162,10 +162,10 @@ def newest_version(openapi: str) -> str:
 
 
 def _as_sinfo(text: str, tiers_text: str, partitions: Sequence[str]) -> str:
-    """The nodes as ``sinfo -N -O`` prints them with :data:`~joulery.adapters.clusters.slurm_nodes.FIELDS`.
+    """Format the nodes like ``sinfo -N -O`` with :data:`~joulery.adapters.clusters.slurm_nodes.FIELDS`.
 
     Raises:
-        DataError: This is no such document.
+        DataError: A text is not such a document.
     """
     try:
         nodes = json.loads(text)["nodes"]
@@ -182,7 +182,7 @@ def _as_sinfo(text: str, tiers_text: str, partitions: Sequence[str]) -> str:
 
 
 def _tier(partition: Mapping[str, Any]) -> str:
-    """Its PriorityTier: a number of its own in 22.05, within ``priority`` in newer versions."""
+    """The PriorityTier of a partition: a separate field in 22.05, within ``priority`` in newer versions."""
     within = partition.get("priority")
     tier = within.get("tier") if isinstance(within, Mapping) else partition.get("priority_tier")
     return "" if tier is None else str(tier)
@@ -206,7 +206,7 @@ def _line(node: Mapping[str, Any], partition: str, tier: str) -> str:
 
 
 def _cpus_state(node: Mapping[str, Any]) -> str:
-    """As sinfo prints it; empty where the service does not say. 23.11 renamed idle_cpus."""
+    """The CPU state in sinfo's format; empty where the service does not report it. 23.11 renamed idle_cpus."""
     idle, cpus = node.get("alloc_idle_cpus", node.get("idle_cpus")), node.get("cpus")
     return "" if idle is None or cpus is None else f"{cpus - idle}/{idle}/0/{cpus}"
 

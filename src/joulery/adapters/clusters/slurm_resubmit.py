@@ -1,7 +1,8 @@
-"""Another size for a job that Slurm does not resize: its own script submitted anew, in its place.
+"""Resubmission of a job that Slurm does not resize: its own script is submitted anew in another size, in its place.
 
-The new job waits for the old one (``--dependency=afterany``), which is then cancelled where it waits. Its number is
-another; ``JOULERY_JOB`` in its environment is the first one, by which it finds its checkpoint and its progress.
+The new job waits for the old one (``--dependency=afterany``), which is then cancelled in the queue. The new job has
+another number; ``JOULERY_JOB`` in its environment is the first job's number, by which it finds its checkpoint and its
+progress.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _PLACE = re.compile(r"\s*\bjoulery:(?:(?:after|family)=\d+|held\b)")
 
 
 def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[str, ...]:
-    """The flags of ``sbatch`` that ask for the same job on so many GPUs.
+    """The flags of ``sbatch`` that request the same job with another number of GPUs.
 
     Raises:
-        ActuationError: Its GPUs hang on its tasks and the number does not go up in them.
+        ActuationError: The job is part of an array or heterogeneous, the number is not a multiple of its GPUs per
+            task, or this user may not submit for its owner.
     """
     if record.array or record.het:
         raise ActuationError(f"job {record.id} is part of an array or of a heterogeneous job, which is not resubmitted")
@@ -59,10 +61,10 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
 
 
 def resubmit(run: Runner, record: SlurmRecord, flags: Sequence[str]) -> int:
-    """Submit the job's own script with these flags; the new job's number.
+    """Submit the job's own script with these flags, and return the new job's number.
 
     Raises:
-        ActuationError: Slurm does not give the script away, or refuses the new job.
+        ActuationError: Slurm does not provide the script, or refuses the new job.
     """
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script"
@@ -77,10 +79,10 @@ def resubmit(run: Runner, record: SlurmRecord, flags: Sequence[str]) -> int:
 
 
 def _as_owner(user: str) -> tuple[str, ...]:
-    """Flags that make the new job its owner's.
+    """The flags that submit the new job as its owner.
 
     Raises:
-        ActuationError: It belongs to another user, and only root may submit for others.
+        ActuationError: The job belongs to another user, and only root may submit for others.
     """
     if user == account_name(os.geteuid()):
         return ()

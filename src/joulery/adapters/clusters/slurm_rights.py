@@ -1,8 +1,8 @@
-"""The rights of this user in Slurm, each tested by doing what it allows and undoing it.
+"""Tests of the rights of this user in Slurm, each by a change that is then undone.
 
-A job of its own is submitted for the test: held, not before next week, so that it never starts. Of the changes tested
-on it Slurm allows some on a user's own jobs alone; SiteFactor it allows only operators, who may change every job, and
-AdminComment only administrators.
+The test submits its own job, held and not before next week, so that it never starts. Slurm allows some of the tested
+changes to every user, on the user's own jobs; it allows SiteFactor only to operators, who may change every job, and
+AdminComment only to administrators.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from joulery.domain.errors import CapabilityError
 
 @dataclass(frozen=True, slots=True)
 class SlurmRight:
-    """One right.
+    """Result of the test of one right.
 
     Attributes:
-        name: What is done.
+        name: The tested change.
         granted: Whether Slurm allowed it.
-        detail: What follows.
-        grant: The line that grants it; empty where it is granted, or not needed.
+        detail: Consequence of the result.
+        grant: The command that grants it; empty where it is granted, or not needed.
     """
 
     name: str
@@ -36,7 +36,7 @@ def slurm_rights(run: Runner, partitions: Sequence[str] = ()) -> tuple[SlurmRigh
 
     Args:
         run: Runs one command of Slurm.
-        partitions: Where the test job may be submitted; Slurm's default partition when empty.
+        partitions: Partitions for the test job; Slurm's default partition when empty.
 
     Raises:
         CapabilityError: The controller does not answer, or this user may not submit a job with a GPU.
@@ -84,7 +84,7 @@ def _tested(run: Runner, job: str) -> Iterator[SlurmRight]:
 
 
 def _first_refusal(*done: Done) -> Done | None:
-    """The first of these that did not succeed.
+    """The first of the results that failed; None where all succeeded.
 
     Raises:
         CapabilityError: The controller does not answer.

@@ -7,8 +7,8 @@
     count    = digits [ "K" | "M" | "G" | "T" | "P" ], factors of 1024; 1 where it is left out
 
 Text after ``gpu:`` is a count if it has the form of one, as in Slurm's own parser, else a type: ``gpu:2080ti`` asks for
-one GPU of that type, ``gpu:3090:2`` for two. A type in parentheses, such as ``(null)``, is none. Commas inside
-parentheses (``gpu:a100:4(S:0-1,3)``) separate nothing.
+one GPU of that type, ``gpu:3090:2`` for two. A text in parentheses, such as ``(null)``, is not a type. Commas inside
+parentheses (``gpu:a100:4(S:0-1,3)``) are not separators.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GpuCounts:
     """GPUs of one GRES or TRES string.
 
     Attributes:
-        total: All of them.
+        total: Number of all GPUs.
         by_type: GPUs of each type that is named, in the order of the string.
     """
 
@@ -70,7 +70,7 @@ def _entries(text: str) -> Iterator[str]:
 
 
 def _entry(text: str) -> tuple[str, int, bool]:
-    """Type, count, and whether it is a plain total, of what follows ``gpu``."""
+    """The type, the count, and whether it is a plain total, of the text behind ``gpu``."""
     head, equals, value = text.partition("=")
     if equals:
         return _type(head.removeprefix(":")), _count(_DETAIL.sub("", value)) or 0, not head
@@ -85,7 +85,7 @@ def _entry(text: str) -> tuple[str, int, bool]:
 
 
 def _unparenthesised(text: str) -> str:
-    """The text without its socket or index list; a type of ``(null)`` is no type."""
+    """The text without its socket or index list; a type ``(null)`` becomes empty."""
     return re.sub(r"\([^)]*\)", "", text)
 
 

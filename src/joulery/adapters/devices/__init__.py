@@ -1,1 +1,1 @@
-"""Device settings: clocks, power, MIG, MPS, sleep. One file a vendor surface; every change is whole or undone."""
+"""Device settings: clocks, power limits, MIG, MPS, sleep. Every change takes full effect or is rolled back."""

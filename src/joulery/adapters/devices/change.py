@@ -1,4 +1,4 @@
-"""Changes that are whole or undone: converge on the new state, or back on the old one, and look which it is."""
+"""Changes of a device that take full effect or are rolled back, and are verified by reading the device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Surface(Generic[T]):
-    """Functions that set and observe one knob. ``T`` is everything it sets, comparable by ``==``.
+    """Functions that set and observe one knob. ``T`` is its whole state, comparable by ``==``.
 
     Attributes:
         what: The device, for messages.
-        converge: Bring it to a state from whatever state it is in; calling it again does no harm.
-        observe: The state it is in.
-        failures: What either may raise when the vendor refuses.
-        refused: The error for a person where this process may not do it at all, or the device is gone; None otherwise.
+        converge: Brings the device to a state from any other state; safe to repeat.
+        observe: Returns the current state.
+        failures: Exceptions that either function may raise when the vendor refuses.
+        refused: Returns the error for the user where this process may not do it at all, or the device is gone; None
+            otherwise.
     """
 
     what: str
@@ -32,13 +33,13 @@ class Surface(Generic[T]):
 
 
 def change(surface: Surface[T], old: T, new: T, asked: str) -> float:
-    """Bring a device from ``old`` to ``new``, verified; seconds it took.
+    """Change a device from ``old`` to ``new``, verify the change, and return the seconds it took.
 
-    Where anything fails it is brought back to ``old``, and the error says whether that is what it is set to.
+    If a step fails, the device is set back to ``old``, and the error states whether that succeeded.
 
     Raises:
-        CapabilityError: ``surface.refused`` says so, and nothing was changed.
-        ActuationError: It is set to ``old`` again (``rolled_back``), or its setting is unknown (``left_dirty``).
+        CapabilityError: ``surface.refused`` returned it, and the device is set to ``old``.
+        ActuationError: The device is set to ``old`` (``rolled_back``), or its setting is unknown (``left_dirty``).
     """
     start = time.monotonic()
     try:
@@ -53,11 +54,11 @@ def change(surface: Surface[T], old: T, new: T, asked: str) -> float:
 
 
 class Unlike(Exception):  # noqa: N818 - what was seen, not what was raised
-    """A device that reads otherwise than it was set, without an error."""
+    """Error for a device that reads otherwise than it was set."""
 
 
 def _back(surface: Surface[T], old: T, asked: str, error: Exception) -> None:
-    """Undo, then raise what became of it."""
+    """Set a device back to its old state, then raise an error that states the outcome."""
     trouble: Exception | None = None
     try:
         surface.converge(old)

@@ -1,8 +1,8 @@
-"""CPU clocks through the kernel's cpufreq (``/sys/devices/system/cpu/cpufreq/policy*``).
+"""Control of CPU clocks through the kernel's cpufreq (``/sys/devices/system/cpu/cpufreq/policy*``).
 
-A ceiling is ``scaling_max_freq`` of every policy; the kernel's governor goes on choosing below it. Boost is one file
-for the machine: ``cpufreq/boost`` (acpi-cpufreq, amd-pstate) or, the other way round, ``intel_pstate/no_turbo``. Kernel
-documentation: admin-guide/pm/cpufreq and intel_pstate. All files count in kHz.
+A ceiling is ``scaling_max_freq`` of every policy; the kernel's governor continues to choose the clock below it. Boost
+is one file for the machine: ``cpufreq/boost`` (acpi-cpufreq, amd-pstate) or, inverted, ``intel_pstate/no_turbo``.
+Kernel documentation: admin-guide/pm/cpufreq and intel_pstate. All clocks are in kHz.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class CpufreqClock:
 
     Args:
         root: The folder of the CPUs; another one in tests and containers.
-        cpus: CPUs whose clock is meant; every one when None. CPUs of one policy share their clock.
-        files: How files are read and written.
+        cpus: CPUs whose clock is set; all when None. CPUs of one policy share their clock.
+        files: Reads and writes the files.
 
     Raises:
-        CapabilityError: No cpufreq driver here.
+        CapabilityError: There is no cpufreq driver.
     """
 
     def __init__(self, root: str = ROOT, cpus: tuple[int, ...] | None = None, files: TextFiles | None = None) -> None:
@@ -71,7 +71,7 @@ class CpufreqClock:
             )
 
     def capability(self) -> DeviceCapability:
-        """The clocks every policy can take, and whether this process may set them."""
+        """The clocks that every policy accepts, and whether this process may set them."""
         ceilings = [self._root / policy / "scaling_max_freq" for policy in self._policies]
         settable = all(os.access(path, os.W_OK) for path in ceilings)
         driver, governor = (self._text(self._policies[0], name) for name in ("scaling_driver", "scaling_governor"))
@@ -86,19 +86,19 @@ class CpufreqClock:
         )
 
     def observe(self) -> DeviceState[ClockSetting]:
-        """The ceiling of the highest policy; full clock where every policy may do all it can."""
+        """The ceiling of the highest policy; full clock where no policy is limited."""
         files, limits = self._guarded(self._look), self._guarded(self._limits)
         words = [self._text(policy, "scaling_cur_freq") for policy in self._policies]
         running_mhz = max(map(int, words)) / 1e3 if all(word.isdigit() for word in words) else math.nan
         return DeviceState(self._setting(files, limits), {"files": files}, clock_mhz=running_mhz)
 
     def apply(self, wanted: ClockSetting, /) -> DeviceChange[ClockSetting]:
-        """Set the ceiling; clocks between two that are offered become the higher one."""
+        """Set the ceiling; a clock between two listed ones is rounded up to the higher one."""
         old, limits = self._guarded(self._look), self._guarded(self._limits)
         return self._change(old, self._target(old, wanted, limits), limits, str(wanted))
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[ClockSetting]:
-        """Back to the files as they were observed; to all that the hardware can when None."""
+        """Restore the observed contents of the files; the hardware's full range when None."""
         old, limits = self._guarded(self._look), self._guarded(self._limits)
         known = {path: text for path, text in (memento or {}).get("files", {}).items() if path in old}
         new = {**old, **known} if memento else self._factory(old, limits)
@@ -112,7 +112,7 @@ class CpufreqClock:
         return DeviceChange(before, after, change(surface, old, new, asked))
 
     def _write(self, wanted: Files) -> None:
-        """Bring every file to its contents. The kernel refuses a ceiling below the floor: the floor goes first."""
+        """Write all files. The kernel refuses a ceiling below the floor, so the floor is lowered first."""
         for path in sorted(wanted, key=_rank):
             if path.endswith("scaling_min_freq"):
                 self._lower_floor(path, wanted)
@@ -126,7 +126,7 @@ class CpufreqClock:
             self._files.write(self._root / path, ceiling)
 
     def _settled(self, new: Files, old: Files) -> Files:
-        """The present setting; clocks that the driver rounded a little count as what was asked for."""
+        """The current setting; a clock that the driver rounded slightly counts as the requested one."""
         found = self._look()
         for path, text in found.items():
             for asked in (new, old):
@@ -179,7 +179,7 @@ class CpufreqClock:
         return name
 
     def _look(self) -> Files:
-        """Everything that is set here, as the kernel has it.
+        """The current contents of all files that this class sets.
 
         Raises:
             OSError: A file cannot be read.
@@ -222,7 +222,7 @@ class CpufreqClock:
         )
 
     def _offered_khz(self) -> list[int]:
-        """Clocks that every policy can take: those it lists, or steps across its range."""
+        """The clocks that every policy accepts: its listed clocks, or steps across its range."""
         offers, limits = [], self._guarded(self._limits)
         for policy in self._policies:
             low, high = limits[policy]
@@ -236,7 +236,7 @@ class CpufreqClock:
         return sorted({int(word) for name in lists for word in self._text(policy, name).split() if word.isdigit()})
 
     def _find(self) -> list[str]:
-        """The folders of the policies, below the root; older kernels show them under each CPU alone."""
+        """The folders of the policies, below the root; older kernels have them only under each CPU."""
         found = sorted(self._root.glob("cpufreq/policy[0-9]*"), key=lambda path: int(path.name[6:]))
         seen = {path.resolve(): path for path in (found or sorted(self._root.glob("cpu[0-9]*/cpufreq")))}
         return [str(path.relative_to(self._root)) for path in seen.values() if (path / "scaling_max_freq").exists()]
@@ -277,7 +277,7 @@ class CpufreqClock:
 
 
 def _rank(path: str) -> tuple[int, str]:
-    """Ceilings before floors: a floor above the old ceiling would be refused."""
+    """Sort key that puts ceilings before floors: a floor above the old ceiling would be refused."""
     order = ("scaling_max_freq", "scaling_min_freq", "scaling_governor")
     name = path.rpartition("/")[2]
     return (order.index(name) if name in order else len(order), path)

@@ -18,16 +18,16 @@ from joulery.domain.gpu.device import ClockSetting, DeviceCapability, DeviceChan
 
 
 class EmulatedClock:
-    """A clock that is only written down. Implements :class:`joulery.domain.ports.Device`.
+    """A clock that only stores its setting. Implements :class:`joulery.domain.ports.Device`.
 
     Args:
         name: Name of the emulated device.
         clocks_mhz: Its clocks, MHz.
         device: Its name as a device.
-        state: A file that keeps what it is set to; its own memory when None.
+        state: File that keeps the setting; kept in memory when None.
 
     Raises:
-        ConfigError: No clocks.
+        ConfigError: There are no clocks, or one is not positive.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EmulatedClock:
         self._ceiling: float | None = None
 
     def capability(self) -> DeviceCapability:
-        """Everything is permitted: nothing real is set."""
+        """The clocks, which are always settable because no real device is set."""
         return DeviceCapability(
             self.device, self._name, Knob.CLOCK, True, "emulated", clocks_mhz=self._clocks, emulated=True
         )
@@ -58,7 +58,7 @@ class EmulatedClock:
         return DeviceState(ClockSetting(ceiling), {"ceiling_mhz": ceiling}, running)
 
     def apply(self, wanted: ClockSetting, /) -> DeviceChange[ClockSetting]:
-        """Remember it; clocks between two become the higher one."""
+        """Store the setting; a clock between two listed ones is rounded up to the higher one."""
         asked = wanted.clock_mhz
         if asked is not None:
             above = [clock for clock in self._clocks if clock >= asked]
@@ -72,7 +72,7 @@ class EmulatedClock:
         return self._change(asked, str(wanted))
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[ClockSetting]:
-        """Back to what was observed, or to full clock."""
+        """Restore the observed setting; full clock when None."""
         return self._change((memento or {}).get("ceiling_mhz"), "what it was")
 
     def _change(self, new: float | None, asked: str) -> DeviceChange[ClockSetting]:

@@ -1,7 +1,7 @@
-"""Cutting a GPU through ``sudo nvidia-smi mig``, for people who may run that one program as root and nothing else.
+"""MIG partitioning through ``sudo nvidia-smi mig``, for users who may run only that program as root.
 
-NVML provides what an unprivileged user may read; the program provides what only root may read, and makes every change.
-Its tables and sentences are those of driver 470 and later.
+NVML provides the data that an unprivileged user may read; the program provides the data that only root may read, and
+makes every change. The parsers expect the output of driver 470 and later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SmiRefused(Exception):  # noqa: N818 - what the program said
 
 
 class SmiDenied(SmiRefused):
-    """This user may not run it as root any more."""
+    """This user may not run ``nvidia-smi`` as root any more."""
 
 
 def smi_command() -> tuple[str, ...] | None:
@@ -52,10 +52,10 @@ def smi_command() -> tuple[str, ...] | None:
 
 
 def run_program(line: Sequence[str]) -> tuple[int, str]:
-    """Run a command line: its exit status and all it said.
+    """Run a command line, and return its exit status and output.
 
     Raises:
-        SmiRefused: It took too long.
+        SmiRefused: The command took too long.
     """
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
@@ -69,9 +69,9 @@ class SmiMig:
     """MIG through ``nvidia-smi``. Implements :class:`~joulery.adapters.devices.mig_surface.MigSurface`.
 
     Attributes:
-        board: The board, for what everybody may read.
-        command: How the program is called.
-        run: Runs a command line: its exit status and all it said.
+        board: The board, for data that every user may read.
+        command: Command that calls the program.
+        run: Runs a command line, and returns its exit status and output.
     """
 
     board: NvidiaBoard
@@ -86,14 +86,14 @@ class SmiMig:
         """Switch MIG mode.
 
         Raises:
-            Blocked: The driver will do so after a reset only.
+            Blocked: The mode changes only after a reset.
         """
         said = self._run("-mig", str(int(on)))
         if "pending" in said:
             raise Blocked(f"MIG mode of {self.board.device} changes after a reset only: {said.splitlines()[0]}")
 
     def profiles(self) -> tuple[MigProfile, ...]:
-        """The profiles of the board, largest first; places are asked of the program in MIG mode."""
+        """The profiles of the board, largest first; in MIG mode with the places that the program lists."""
         found = NvmlMig(self.board).profiles(places=False)
         if not self.mode()[0]:
             return found
@@ -123,7 +123,7 @@ class SmiMig:
         return tuple(sorted(found, key=lambda pair: pair[1]))
 
     def create(self, instance: GpuInstance) -> None:
-        """Cut one at its place, with its compute instances."""
+        """Create a GPU instance at its place, with its compute instances."""
         place = instance.place
         said = self._run("mig", "-cgi", f"{self._profile_ids()[place.profile]}:{place.start}")
         made = re.search(r"created GPU instance ID\s+(\d+)", said)
@@ -133,14 +133,14 @@ class SmiMig:
             self._run("mig", "-gi", made[1], "-cci", str(_COMPUTE_IDS[slices]))
 
     def destroy(self, instance_id: int) -> None:
-        """Give one back, its compute instances first."""
+        """Destroy a GPU instance, its compute instances first."""
         mine = [row for row in _COMPUTE_ROW.findall(self._list("-lci")) if row[:2] == (self._index, str(instance_id))]
         if mine:
             self._run("mig", "-gi", str(instance_id), "-dci")
         self._run("mig", "-gi", str(instance_id), "-dgi")
 
     def devices(self) -> tuple[MigDevice, ...]:
-        """The instances as programs see them."""
+        """The instances as MIG devices, with their UUIDs and processes."""
         return NvmlMig(self.board).devices()
 
     @property
@@ -151,7 +151,7 @@ class SmiMig:
         return NvmlMig(self.board).profile_ids()
 
     def _list(self, what: str) -> str:
-        """A table; nothing where the program says that there is nothing."""
+        """A table of the program; empty where it found no instances."""
         try:
             return self._run("mig", what)
         except SmiRefused as error:
@@ -160,11 +160,11 @@ class SmiMig:
             raise
 
     def _run(self, *arguments: str) -> str:
-        """Run the program on this board; its output.
+        """Run the program on this board, and return its output.
 
         Raises:
-            SmiDenied: It may not be run as root any more.
-            SmiRefused: It failed, or took too long.
+            SmiDenied: The program may not be run as root any more.
+            SmiRefused: The program failed, or took too long.
         """
         head = arguments[:1] if arguments[0] == "mig" else ()
         status, said = self.run([*self.command, *head, "-i", self._index, *arguments[len(head) :]])

@@ -1,7 +1,7 @@
-"""The interface through which a GPU's partitioning is read and changed, and its implementation with NVML.
+"""Interface that reads and changes a GPU's MIG partition, and its implementation with NVML.
 
-GPU instances are cut out of a GPU, compute instances out of those; joulery gives each GPU instance one compute instance
-of its full size. NVML 11.1 and later; all that creates, destroys or lists instances needs root.
+A GPU is divided into GPU instances, and these into compute instances; joulery gives each GPU instance one compute
+instance of its full size. NVML 11.1 and later; creating, destroying and listing instances needs root.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class GpuInstance:
     """One GPU instance.
 
     Attributes:
-        place: Its profile and where it lies.
+        place: Its profile and its position on the GPU.
         compute: Slices of its compute instances, ascending.
     """
 
@@ -33,11 +33,11 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class MigState:
-    """Partitioning of a GPU.
+    """MIG partition of a GPU.
 
     Attributes:
-        enabled: True in MIG mode.
-        pending: The mode it will be in after a reset.
+        enabled: Whether MIG mode is on.
+        pending: Whether MIG mode will be on after a reset.
         instances: Its GPU instances, by place.
     """
 
@@ -53,7 +53,7 @@ class MigState:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """An instance as a program sees it.
+    """A MIG device: an instance as CUDA programs address it.
 
     Attributes:
         uuid: ``MIG-…``, for ``CUDA_VISIBLE_DEVICES``.
@@ -69,18 +69,18 @@ class MigDevice:
 
 
 class Blocked(Exception):  # noqa: N818 - a state of the GPU, raised where a call says success and means later
-    """The driver took a mode for later: the GPU is in use, or has to be reset first."""
+    """The driver deferred a change of mode: the GPU is in use, or has to be reset first."""
 
 
 class MigSurface(Protocol):
-    """A way to cut a GPU: NVML, or ``nvidia-smi mig``."""
+    """Interface that partitions a GPU: NVML, or ``nvidia-smi mig``."""
 
     def mode(self) -> tuple[bool, bool]:
         """Whether MIG mode is on, and whether it will be after a reset."""
         ...
 
     def set_mode(self, on: bool) -> None:
-        """Switch MIG mode; ``Blocked`` where that waits for something."""
+        """Switch MIG mode; raises ``Blocked`` where the driver defers the change."""
         ...
 
     def profiles(self) -> tuple[MigProfile, ...]:
@@ -92,7 +92,7 @@ class MigSurface(Protocol):
         ...
 
     def create(self, instance: GpuInstance) -> None:
-        """Cut one, with its compute instances."""
+        """Create a GPU instance, with its compute instances."""
         ...
 
     def destroy(self, instance_id: int) -> None:
@@ -124,7 +124,7 @@ class NvmlMig:
         """Switch MIG mode.
 
         Raises:
-            Blocked: The driver will do so after a reset only.
+            Blocked: The mode changes only after a reset.
         """
         nvml = self.board.nvml
         status = nvml.nvmlDeviceSetMigMode(self.board.handle, int(on))
@@ -138,7 +138,7 @@ class NvmlMig:
         return {name: number for name, (number, _) in self._ids.items()}
 
     def profiles(self, *, places: bool = True) -> tuple[MigProfile, ...]:
-        """The profiles of the board, largest first; without asking for their places, unless ``places``."""
+        """The profiles of the board, largest first; with their places in MIG mode, unless ``places`` is False."""
         nvml, handle = self.board.nvml, self.board.handle
         enabled = places and self.mode()[0]
         found = []
@@ -167,7 +167,7 @@ class NvmlMig:
         return tuple(sorted(found, key=lambda pair: pair[1]))
 
     def create(self, instance: GpuInstance) -> None:
-        """Cut one at its place, with its compute instances."""
+        """Create a GPU instance at its place, with its compute instances."""
         nvml = self.board.nvml
         placement = nvml.c_nvmlGpuInstancePlacement_t(instance.place.start, instance.place.size)
         profile_id, _ = self._id(instance.place.profile)
@@ -185,7 +185,7 @@ class NvmlMig:
         nvml.nvmlGpuInstanceDestroy(pointer)
 
     def devices(self) -> tuple[MigDevice, ...]:
-        """The instances as programs see them; needs no permission."""
+        """The instances as MIG devices, with their UUIDs and processes; needs no permission."""
         nvml, handle = self.board.nvml, self.board.handle
         found = []
         for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -227,7 +227,7 @@ class NvmlMig:
             yield from ((name, array[index]) for index in range(number.value))
 
     def _compute_profiles(self, pointer: Any) -> Iterator[tuple[int, int, int]]:
-        """Compute instances a GPU instance can hold: slices, profile id, how many."""
+        """The compute instances that a GPU instance can hold: slices, profile id, number."""
         nvml = self.board.nvml
         for constant in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             try:

@@ -1,7 +1,7 @@
-"""A machine of a cluster that is sent to sleep and woken by commands of its administrator.
+"""Sleep control of a cluster's machine, by commands of its administrator.
 
-How a machine sleeps (suspend, power-off through its BMC) and is woken (Wake-on-LAN, BMC, a cloud's API) is known to the
-site alone, and it can only be asked from outside: Ray or Slurm say whether the machine is there.
+The ways to put a machine to sleep (suspend, power-off through its BMC) and to wake it (Wake-on-LAN, BMC, a cloud's API)
+depend on the site. The state of the machine is visible only from outside: Ray or Slurm report whether it is up.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SHOWN = 300
 
 
 class NodeCommands:
-    """A machine that commands send to sleep and wake. Implements :class:`joulery.domain.ports.Device`.
+    """A machine that commands put to sleep and wake. Implements :class:`joulery.domain.ports.Device`.
 
     Args:
         node: Its name.
-        sleep: The command that has it sleep, word by word; no shell reads it.
-        wake: The command that wakes it. It may be given to a machine that is awake.
-        timeout_s: How long a command may take.
+        sleep: The command that puts it to sleep, as arguments; no shell is used.
+        wake: The command that wakes it. It may run while the machine is awake.
+        timeout_s: Time limit of a command, seconds.
 
     Raises:
-        ConfigError: A command without words.
+        ConfigError: A command is empty.
     """
 
     def __init__(self, node: str, sleep: Sequence[str], wake: Sequence[str], timeout_s: float = COMMAND_S) -> None:
@@ -52,7 +52,7 @@ class NodeCommands:
         return DeviceState(SleepSetting(self._asleep), {"asleep": self._asleep})
 
     def apply(self, wanted: SleepSetting, /) -> DeviceChange[SleepSetting]:
-        """Run the command; nothing where this process has done so.
+        """Run the command, unless this process has set this state already.
 
         Raises:
             CapabilityError: There is no such program.
@@ -63,7 +63,7 @@ class NodeCommands:
         return self._change(wanted.asleep)
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[SleepSetting]:
-        """Wake it, unless it was asleep when it was observed. The command runs whatever this process knows of it."""
+        """Wake the machine, or put it to sleep if it was observed asleep. The command always runs."""
         return self._change(bool((memento or {}).get("asleep", False)))
 
     def _change(self, asleep: bool) -> DeviceChange[SleepSetting]:

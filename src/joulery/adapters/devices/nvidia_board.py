@@ -1,4 +1,4 @@
-"""One NVIDIA board as the devices here see it: found by index or UUID, its refusals turned into errors for people."""
+"""One NVIDIA board, found by index or UUID, with the driver's errors converted into errors for the user."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HINT = "in a container: docker run --gpus all --cap-add SYS_ADMIN ..."
 
 @dataclass(frozen=True, slots=True)
 class NvidiaBoard:
-    """A board and the driver that answers for it.
+    """A board and its driver.
 
     Attributes:
         nvml: The module ``pynvml``, initialised.
-        handle: The driver's own.
+        handle: The driver's handle of the board.
         device: ``gpu:0`` ...
-        name: What the vendor calls it.
-        uuid: Its serial identity.
+        name: The vendor's product name.
+        uuid: Its UUID.
     """
 
     nvml: Any
@@ -36,7 +36,7 @@ class NvidiaBoard:
         return (self.nvml.NVMLError,)
 
     def refused(self, error: Exception) -> JouleryError | None:
-        """The error for a person where the driver says that this cannot be done here at all."""
+        """The error for the user where the driver reports that an action is impossible here; None otherwise."""
         nvml, code = self.nvml, getattr(error, "value", None)
         if code == nvml.NVML_ERROR_NO_PERMISSION:
             return CapabilityError(
@@ -54,7 +54,7 @@ class NvidiaBoard:
         return None
 
     def trouble(self, error: Exception) -> JouleryError:
-        """The error for a person when looking failed."""
+        """The error for the user when reading the board failed."""
         if getattr(error, "value", None) == self.nvml.NVML_ERROR_GPU_IS_LOST:
             return CapabilityError(
                 f"{self.device} ({self.name}) is lost: it fell off the bus",
@@ -66,13 +66,13 @@ class NvidiaBoard:
         )
 
     def require_room(self, *, shared: bool) -> bool:
-        """Whether the board takes one process at a time; MPS makes one process of all its clients.
+        """Check that a process can compute on the board, and return whether only one process can.
 
         Args:
-            shared: MPS will share it.
+            shared: Whether MPS will share the board: all its clients count as one process.
 
         Raises:
-            CapabilityError: Its compute mode lets nothing compute, or another process has it to itself.
+            CapabilityError: The compute mode prohibits computing, or another process has the board exclusively.
         """
         mode = compute_mode(self.nvml, self.handle)
         default = f"sudo nvidia-smi -i {self.device.removeprefix('gpu:')} -c DEFAULT"
@@ -98,7 +98,7 @@ class NvidiaBoard:
         return True
 
     def close(self) -> None:
-        """Let go of the driver.
+        """Shut down the connection to the driver.
 
         Raises:
             CapabilityError: The driver refuses.
@@ -110,14 +110,14 @@ class NvidiaBoard:
 
 
 def open_board(gpu: int | str = 0, nvml: Any = None) -> NvidiaBoard:
-    """A board by its index (the driver's order) or its UUID (``GPU-…``).
+    """Open a board by its index (the driver's order) or its UUID (``GPU-…``).
 
     Args:
-        gpu: Which one.
+        gpu: Its index or UUID.
         nvml: The module ``pynvml``, or one that behaves like it; imported when not given.
 
     Raises:
-        CapabilityError: The package or the driver is missing, or it does not answer.
+        CapabilityError: The package or the driver is missing, or the board does not answer.
         ConfigError: There is no such board.
     """
     nvml = open_driver(nvml)

@@ -1,9 +1,9 @@
-"""The SM clock of an NVIDIA GPU: a ceiling through NVML's locked clocks (Volta and later, CAP_SYS_ADMIN).
+"""Control of an NVIDIA GPU's SM clock: a ceiling through NVML's locked clocks (Volta and later, CAP_SYS_ADMIN).
 
-``nvmlDeviceSetGpuLockedClocks(lowest, ceiling)`` bounds the clock from above and leaves the driver free to fall when
-the GPU idles. No call of NVML gives back what is locked, so a device remembers what it set, and looks at the running
-clock to see whether a ceiling holds. The lock is the driver's: without persistence mode it is forgotten when the last
-program lets go of the GPU, and always with a reboot.
+``nvmlDeviceSetGpuLockedClocks(lowest, ceiling)`` bounds the clock from above and lets the driver lower it when the GPU
+idles. NVML cannot report the locked clocks, so the device object stores its last setting, and reads the running clock
+to verify that a ceiling is effective. The driver keeps the lock: without persistence mode it is lost when the last
+program closes the GPU, and always with a reboot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NvidiaClock:
     Args:
         gpu: Its index or UUID.
         nvml: The module ``pynvml``, or one that behaves like it.
-        sleep: How to wait between two looks at the running clock.
+        sleep: Waits between two readings of the running clock.
 
     Raises:
         CapabilityError: No driver, or no clocks that could be set.
@@ -72,7 +72,7 @@ class NvidiaClock:
         )
 
     def observe(self) -> DeviceState[ClockSetting]:
-        """The latest setting by this device, and the speed of the SMs now."""
+        """The latest setting by this object, and the current SM clock."""
         try:
             clock_mhz = self._running_mhz()
         except self._board.failures as error:
@@ -80,7 +80,7 @@ class NvidiaClock:
         return DeviceState(ClockSetting(self._ceiling), {"ceiling_mhz": self._ceiling}, clock_mhz)
 
     def apply(self, wanted: ClockSetting, /) -> DeviceChange[ClockSetting]:
-        """Set the ceiling; clocks between two that are listed become the higher one."""
+        """Set the ceiling; a clock between two listed ones is rounded up to the higher one."""
         if wanted.boost is not None or wanted.governor:
             raise ConfigError("a GPU has a clock alone to set, no boost and no governor", got=str(wanted))
         return self._change(self._snapped(wanted.clock_mhz), str(wanted))
@@ -91,7 +91,7 @@ class NvidiaClock:
         return self._change(self._snapped(ceiling), "what it was", always=True)
 
     def close(self) -> None:
-        """Let go of the driver; what is set stays set."""
+        """Shut down the connection to the driver; the setting remains."""
         self._board.close()
 
     def _change(self, new: float | None, asked: str, *, always: bool = False) -> DeviceChange[ClockSetting]:
@@ -106,7 +106,7 @@ class NvidiaClock:
         return DeviceChange(before, ClockSetting(new), took_s)
 
     def _lock(self, ceiling: float | None) -> None:
-        """The driver's call; what was set last is remembered only once the call has come back."""
+        """Lock the clock at a ceiling, or unlock it when None; the setting is stored only after the call succeeds."""
         nvml, handle = self._board.nvml, self._board.handle
         if ceiling is None:
             nvml.nvmlDeviceResetGpuLockedClocks(handle)
@@ -115,7 +115,7 @@ class NvidiaClock:
         self._ceiling = ceiling
 
     def _held(self) -> float | None:
-        """The ceiling that holds: the one set last, unless the SMs go on running faster than it allows."""
+        """The effective ceiling: the last setting, or the running clock where the SMs stay faster than it allows."""
         clock_mhz = self._running_mhz()
         if self._ceiling is None:
             return None

@@ -1,7 +1,7 @@
 """Kernels of a command and their L2 cache use, from NVIDIA's kernel profiler (Nsight Compute, ``ncu``).
 
-It runs every kernel by itself, several times over, so the command takes longer and its timing means nothing; the number
-of kernels and the share of its peak at which each keeps the L2 cache busy are what it is asked for.
+The profiler runs every kernel alone and several times, so the command takes longer and its timing is meaningless. It is
+used for the number of kernels, and for the share of its peak at which each kernel keeps the L2 cache busy.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _GRANT = (
 
 
 class GpuKernel(NamedTuple):
-    """One launch.
+    """One launch of a kernel.
 
     Attributes:
-        duration_ns: By itself.
-        l2_percent: Sectors the L2 cache moved meanwhile, in percent of its peak.
+        duration_ns: Its duration when it runs alone.
+        l2_percent: Sectors that the L2 cache moved during the launch, in percent of its peak.
     """
 
     duration_ns: float
@@ -40,25 +40,25 @@ class GpuKernel(NamedTuple):
 
 
 class NsightCompute:
-    """``ncu`` of this machine.
+    """Nsight Compute (``ncu``) of this machine.
 
     Args:
-        program: Its path.
+        program: Path of the program.
     """
 
     def __init__(self, program: str) -> None:
         self._program = program
 
     def kernels(self, command: Sequence[str], environ: Mapping[str, str]) -> tuple[GpuKernel, ...]:
-        """Run a command to its end; every kernel it launched, in order.
+        """Run a command to its end, and return every kernel that it launched, in order.
 
         Args:
             command: The command and its arguments.
-            environ: Its environment, beside this process's own.
+            environ: Environment variables in addition to those of this process.
 
         Raises:
-            CapabilityError: ncu may not read the counters, cannot be started or fails; it says why.
-            DataError: What it printed is not its CSV, or the command took longer than ten minutes.
+            CapabilityError: ncu may not read the counters, cannot be started or fails; the error states the reason.
+            DataError: Its output is not the expected CSV, or the command took longer than ten minutes.
         """
         with tempfile.TemporaryDirectory(prefix="joulery-ncu-") as folder:
             log = Path(folder) / "kernels.csv"
@@ -93,7 +93,7 @@ def nsight_compute() -> NsightCompute | None:
 
 
 def parse(said: str) -> tuple[GpuKernel, ...]:
-    """The kernels in what ``ncu --csv`` printed, in the order of their launch.
+    """Parse the kernels from the output of ``ncu --csv``, in the order of their launch.
 
     Raises:
         DataError: There is no table, or a kernel lacks one of the two metrics.
@@ -120,7 +120,7 @@ def parse(said: str) -> tuple[GpuKernel, ...]:
 
 
 def _refused(said: str, stderr: str) -> CapabilityError:
-    """The error of ncu, in its own words."""
+    """The error for a failure of ncu, with ncu's own message."""
     lines = [line.strip() for line in (*said.splitlines(), *stderr.splitlines()) if line.strip()]
     message = next((line for line in lines if "==ERROR==" in line), lines[-1] if lines else "it printed no message")
     reason = message.replace("==ERROR==", "").strip()

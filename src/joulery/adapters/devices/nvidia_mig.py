@@ -1,7 +1,7 @@
 """MIG partitioning of one NVIDIA GPU: A30, A100, H100, H200 and their kin.
 
-A change keeps every instance that can stay where it lies, refuses while anything that would have to go is in use, and
-ends in the old cut or the new one: whatever fails on the way, the old one is made again, place by place.
+A change keeps every instance that can stay in its place, and is refused while an instance that it would destroy is in
+use. It ends in the old partition or the new one: if a step fails, the old partition is restored, slice by slice.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ ASSUMED_MODE_S = 5.0
 
 
 class NvidiaMig:
-    """The cut of one board. Implements :class:`joulery.domain.ports.Device`.
+    """The MIG partition of one board. Implements :class:`joulery.domain.ports.Device`.
 
     Args:
         gpu: Its index or UUID.
         nvml: The module ``pynvml``, or one that behaves like it.
-        surface: Another way to cut it than NVML; for who is not root, ``sudo nvidia-smi`` where that is granted.
+        surface: Interface that partitions the board; by default NVML, or ``sudo nvidia-smi`` if only that is granted.
 
     Raises:
-        CapabilityError: No driver, or a GPU that cannot be cut.
+        CapabilityError: No driver, or a GPU that cannot be partitioned.
         ConfigError: No such board.
     """
 
@@ -53,7 +53,7 @@ class NvidiaMig:
             raise self._refused(error) or self._board.trouble(error) from error
 
     def capability(self) -> DeviceCapability:
-        """The profiles of the board, and whether this process may cut it."""
+        """The profiles of the board, and whether this process may partition it."""
         through = isinstance(self._surface, SmiMig)
         may = may_administer() or through
         try:
@@ -73,9 +73,9 @@ class NvidiaMig:
         )
 
     def observe(self) -> DeviceState[MigSetting]:
-        """The instances, with what a program needs in its environment to run on each.
+        """The instances, with the environment variables that a program needs to run on each.
 
-        Who may not list GPU instances (all but root) sees the devices without their places.
+        Without permission to list GPU instances (only root has it), the devices are returned without their places.
         """
         try:
             devices = self._surface.devices()
@@ -93,7 +93,7 @@ class NvidiaMig:
         return DeviceState(_setting(cut), _memento(cut), slices=tuple(sorted(slices, key=lambda part: part.start)))
 
     def price(self, wanted: MigSetting) -> MigTransition:
-        """The steps and time of a change to another partition, and the processes that stand in its way.
+        """The steps and time of a change to another partition, and the processes that block it.
 
         Raises:
             ConfigError, CapabilityError: As :meth:`apply`.
@@ -105,7 +105,7 @@ class NvidiaMig:
             raise self._refused(error) or self._board.trouble(error) from error
 
     def apply(self, wanted: MigSetting, /) -> DeviceChange[MigSetting]:
-        """Cut it so; an empty setting switches MIG mode off."""
+        """Partition the board; an empty setting switches MIG mode off."""
         try:
             old = self._cut()
             new = self._target(old, wanted)
@@ -114,7 +114,7 @@ class NvidiaMig:
         return self._change(old, new, str(wanted))
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[MigSetting]:
-        """Back to a cut, place by place; to MIG mode off when None."""
+        """Restore a MIG partition, slice by slice; switch MIG mode off when None."""
         try:
             old = self._cut()
         except self._failures as error:
@@ -122,7 +122,7 @@ class NvidiaMig:
         return self._change(old, MigState(False, False) if memento is None else _remembered(memento), "what it was")
 
     def close(self) -> None:
-        """Let go of the driver; the cut stays."""
+        """Shut down the connection to the driver; the partition remains."""
         self._board.close()
 
     def _change(self, old: MigState, new: MigState, asked: str) -> DeviceChange[MigSetting]:
@@ -147,7 +147,7 @@ class NvidiaMig:
         return DeviceChange(before, _setting(new), took_s, detail)
 
     def _converge(self, wanted: MigState) -> None:
-        """Make the cut, from whatever cut there is."""
+        """Create a partition, from any current one."""
         surface = self._surface
         enabled, pending = surface.mode()
         if wanted.enabled and not enabled:
@@ -200,7 +200,7 @@ class NvidiaMig:
         return MigState(True, True, tuple(sorted(instances)))
 
     def _used(self, old: MigState) -> dict[GpuInstance, tuple[int, ...]]:
-        """The instances that processes run on."""
+        """The instances that processes run on, and the ids of these processes."""
         if not old.enabled:
             return {}
         pids: dict[int, tuple[int, ...]] = {}
@@ -209,7 +209,7 @@ class NvidiaMig:
         return {item: pids[number] for number, item in self._surface.instances() if pids.get(number)}
 
     def _placed_profiles(self, old: MigState, wanted: MigSetting) -> Sequence[MigProfile]:
-        """Profiles with their places: the driver's in MIG mode, the catalog's before."""
+        """The profiles with their places: from the driver in MIG mode, otherwise from the catalogue."""
         if old.enabled:
             return self._surface.profiles()
         menu = menu_for(self._board.name)
@@ -230,7 +230,7 @@ class NvidiaMig:
             raise self._refused(error) or self._board.trouble(error) from error
 
     def _transition(self, old: MigState, new: MigState) -> MigTransition:
-        """Changes by instance, and the processes on those that go."""
+        """The changes by instance, and the processes that they would affect."""
         gone = tuple(item for item in old.instances if item not in new.instances)
         fresh = tuple(item for item in new.instances if item not in old.instances)
         mode_change = old.enabled != new.enabled
@@ -255,7 +255,7 @@ class NvidiaMig:
         return DeviceState(MigSetting(tuple(device.profile for device in devices)), slices=slices)
 
     def _slice(self, device: MigDevice, start: int) -> DeviceSlice:
-        """A part of the board that programs can run on, with its share of the board's compute slices."""
+        """A MIG device as a slice that programs can run on, with its share of the board's compute slices."""
         piece = Slice(SliceKind.MIG, profile=device.profile)
         share = self._sizes.get(device.profile, 1) / max(self._sizes.values(), default=1)
         return DeviceSlice(piece, device.uuid, cuda_environment(device.uuid), start, device.pids, share)
@@ -275,7 +275,7 @@ class NvidiaMig:
 
 
 def _surface(board: NvidiaBoard) -> MigSurface:
-    """Surface to cut a board: with CAP_SYS_ADMIN through NVML, else through what this process may run as root."""
+    """The interface that partitions a board: ``nvidia-smi`` where this process may only run that as root, else NVML."""
     command = None if may_administer() else smi_command()
     return NvmlMig(board) if command is None else SmiMig(board, command)
 
@@ -287,7 +287,7 @@ def _how(*, may: bool, through: bool) -> str:
 
 
 def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:
-    """Environment variables for a process to run on a GPU or an instance of one, and see nothing else."""
+    """Environment variables with which a process runs on a GPU or a MIG instance, and sees no other."""
     return (("CUDA_VISIBLE_DEVICES", uuid), (DEVICE, "cuda"))
 
 

@@ -1,9 +1,9 @@
-"""Processes side by side on an NVIDIA GPU, each with a share of its SMs: the MPS control daemon.
+"""Control of NVIDIA's MPS daemon: processes share a GPU at the same time, each with a share of its SMs.
 
-``nvidia-cuda-mps-control`` comes with the driver and speaks one command a line on its standard input. Each GPU gets a
-daemon of its own, found by its pipe folder: clients name that folder in ``CUDA_MPS_PIPE_DIRECTORY`` and their share in
-``CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`` (Volta and later), which holds for the life of the client. No root is needed: a
-daemon serves the user who started it.
+``nvidia-cuda-mps-control`` comes with the driver and reads one command a line from its standard input. Each GPU has a
+daemon of its own, identified by its pipe folder: clients name that folder in ``CUDA_MPS_PIPE_DIRECTORY`` and their
+share in ``CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`` (Volta and later), which applies for the lifetime of the client. No root
+is needed: a daemon serves the user who started it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class NvidiaMps:
     Args:
         gpu: Its index or UUID.
         nvml: The module ``pynvml``, or one that behaves like it.
-        folder: Where daemons keep their pipes and logs; a folder of this user in the system's temporary one when None.
-        instance: UUID of the MIG instance of it that processes share; empty for the whole board.
+        folder: Folder of the daemons' pipes and logs; a folder of this user in the system's temporary one when None.
+        instance: UUID of the board's MIG instance that processes share; empty for the whole board.
 
     Raises:
         CapabilityError: No driver, or the program of the daemon is not installed.
@@ -78,7 +78,7 @@ class NvidiaMps:
         )
 
     def observe(self) -> DeviceState[MpsSetting]:
-        """Whether the daemon answers, and the share of a client that names none."""
+        """Whether the daemon runs, and the share of a client that names none."""
         try:
             setting = self._look()
         except (MpsRefused, OSError) as error:
@@ -86,10 +86,10 @@ class NvidiaMps:
         return DeviceState(setting, {"running": setting.running, "share_ratio": setting.default_share_ratio})
 
     def clients(self) -> tuple[int, ...]:
-        """Processes that the daemon serves now.
+        """The ids of the processes that the daemon serves now.
 
         Raises:
-            CapabilityError: It does not answer.
+            CapabilityError: The daemon does not answer.
         """
         try:
             if not self._look().running:
@@ -102,10 +102,10 @@ class NvidiaMps:
             raise CapabilityError(f"the MPS daemon of {self.device} does not answer: {error}") from error
 
     def require_room(self) -> None:
-        """Return if processes may compute on the board; exclusive-process mode is no obstacle to MPS.
+        """Check that processes may compute on the board; exclusive-process mode does not prevent MPS.
 
         Raises:
-            CapabilityError: Its compute mode prohibits it.
+            CapabilityError: The board's compute mode prohibits it.
         """
         self._board.require_room(shared=True)
 
@@ -120,7 +120,7 @@ class NvidiaMps:
         )
 
     def apply(self, wanted: MpsSetting, /) -> DeviceChange[MpsSetting]:
-        """Start the daemon, tell it the share, or end it."""
+        """Start the daemon, set its default share, or stop it."""
         if wanted.running and self._is_whole and self._is_cut():
             raise CapabilityError(
                 f"{self.device} is partitioned (MIG mode is on); MPS shares whole GPUs", resource=self.device
@@ -135,13 +135,13 @@ class NvidiaMps:
         return self._change(old, wanted, str(wanted))
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[MpsSetting]:
-        """Back to what was observed, or no daemon; clients that are left get a few seconds, then their server ends."""
+        """Restore the observed setting, or stop the daemon; remaining clients get a few seconds before it ends."""
         known = memento or {}
         before = MpsSetting(bool(known.get("running", False)), float(known.get("share_ratio", 1.0)))
         return self._change(self.observe().setting, before, "what it was")
 
     def close(self) -> None:
-        """Let go of the driver; the daemon goes on."""
+        """Shut down the connection to the driver; the daemon continues."""
         self._board.close()
 
     def _mode(self) -> str:
@@ -174,7 +174,7 @@ class NvidiaMps:
         self._ask(f"set_default_active_thread_percentage {100 * wanted.default_share_ratio:g}")
 
     def _settled(self, new: MpsSetting, old: MpsSetting) -> MpsSetting:
-        """The present setting; a share that was rounded counts as what was asked for."""
+        """The current setting; a share that was rounded counts as the requested one."""
         found = self._look()
         for asked in (new, old):
             near = abs(found.default_share_ratio - asked.default_share_ratio) <= _ROUNDING
@@ -201,10 +201,10 @@ class NvidiaMps:
         return self._run(command=command)
 
     def _run(self, *arguments: str, command: str = "") -> str:
-        """Run the program; its output.
+        """Run the program, and return its output.
 
         Raises:
-            MpsRefused: It failed, or took too long.
+            MpsRefused: The program failed, or took too long.
         """
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": self._uuid, **self._directories()}
         # Into a file, not a pipe: the daemon that stays behind would hold a pipe open for ever.

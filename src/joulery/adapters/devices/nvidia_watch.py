@@ -1,4 +1,4 @@
-"""Power and clock of an NVIDIA board while something is profiled, and its constants."""
+"""Power and clock of an NVIDIA board during profiling, and its constants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PCIE_GT_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 
 
 class NvidiaBoardWatch:
-    """One board, looked at between two moments.
+    """Reader of one board's mean power and clock between two moments.
 
     Args:
         gpu: Its index or UUID.
@@ -43,10 +43,10 @@ class NvidiaBoardWatch:
         return self._board.name
 
     def limits(self) -> tuple[float, float]:
-        """Power limit in force, W, and highest SM clock, MHz.
+        """The enforced power limit, W, and the highest SM clock, MHz.
 
         Raises:
-            CapabilityError: The board does not tell.
+            CapabilityError: The board does not report them.
         """
         nvml, handle = self._board.nvml, self._board.handle
         try:
@@ -59,7 +59,7 @@ class NvidiaBoardWatch:
         """Assumed speed of transfers to the board, bytes/ms: a fixed share of its link's speed.
 
         Raises:
-            CapabilityError: The board does not tell.
+            CapabilityError: The board does not report its link.
         """
         nvml, handle = self._board.nvml, self._board.handle
         try:
@@ -72,7 +72,7 @@ class NvidiaBoardWatch:
         return per_s * _PCIE_SHARE / 1e3
 
     def begin(self) -> None:
-        """Forget what was seen; the next readings count from here."""
+        """Begin a measurement: discard earlier readings."""
         self._powers, self._clocks, self._since_s = [], [], time.monotonic()
         self._energy_j = self._counter_j()
 
@@ -80,7 +80,7 @@ class NvidiaBoardWatch:
         """Read the clock and the power once.
 
         Raises:
-            CapabilityError: The board is gone.
+            CapabilityError: The board cannot be read.
         """
         nvml, handle = self._board.nvml, self._board.handle
         try:
@@ -92,7 +92,7 @@ class NvidiaBoardWatch:
     def end(self) -> tuple[float, float]:
         """Mean power, W, and mean SM clock, MHz, since :meth:`begin`.
 
-        Power is that of the energy counter where the board has one that moved, else the mean of the readings.
+        The power is from the energy counter where the board has one that advanced, else the mean of the readings.
         """
         self.look()
         now_j, elapsed_s = self._counter_j(), time.monotonic() - self._since_s
@@ -102,7 +102,7 @@ class NvidiaBoardWatch:
         return power_w, sum(self._clocks) / len(self._clocks)
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Shut down the connection to the driver."""
         self._board.close()
 
     def _counter_j(self) -> float | None:

@@ -1,8 +1,8 @@
-"""Placement of replicas on parts of GPUs; GPUs are partitioned and shared so that there are enough parts.
+"""Placement of replicas on slices of GPUs; GPUs are partitioned and shared so that there are enough slices.
 
-Large instances are placed first, on the first GPU that has one already or can be cut so; MPS shares go to the first GPU
-with room. What is cut already stays cut while it suffices: cutting costs seconds and empties instances. Processes that
-go together share one MIG instance, under an MPS daemon of its own where there are several.
+Large instances are placed first, on the first GPU that has one already or can be partitioned for it; MPS shares are
+placed on the first GPU with room. An existing partition stays while it suffices: partitioning takes seconds and empties
+instances. Processes that belong together share one MIG instance, with its own MPS daemon where there are several.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class GpuPlaces:
 
     Attributes:
         turn: Sets a device.
-        cut: GPUs that may be cut, by name.
+        cut: GPUs that may be partitioned, by name.
         shared: GPUs that processes may share, by name.
         whole: UUIDs of GPUs that are used whole, by name.
-        specs: How the watchdog opens a device to reset it, by name.
-        alone: Ids of the parts that take one process at a time (exclusive-process mode).
+        specs: Specification with which the watchdog opens a device to reset it, by name.
+        alone: Ids of the slices that accept one process at a time (exclusive-process mode).
         within: Opens the MPS daemon of a MIG instance: the GPU's name and the instance's UUID.
     """
 
@@ -49,7 +49,7 @@ class GpuPlaces:
     _daemons: dict[str, tuple[NvidiaMps, DeviceSpec]] = field(default_factory=dict)
 
     def only(self, names: Collection[str]) -> GpuPlaces:
-        """Some of these GPUs alone."""
+        """The places on only some of these GPUs."""
         return replace(
             self,
             cut={name: device for name, device in self.cut.items() if name in names},
@@ -58,10 +58,10 @@ class GpuPlaces:
         )
 
     def vacate(self, wanted: Wanted, /) -> frozenset[str]:
-        """Ids of the instances that another cut would destroy.
+        """The ids of the instances that a partition for ``wanted`` would destroy.
 
         Raises:
-            CapabilityError, ConfigError: No cut of these GPUs has all that is wanted.
+            CapabilityError, ConfigError: No partition of these GPUs has all wanted slices.
         """
         found: set[str] = set()
         for name, setting in self._cuts(wanted).items():
@@ -71,10 +71,10 @@ class GpuPlaces:
         return frozenset(found)
 
     def settle(self, wanted: Wanted, /) -> str:
-        """Cut the GPUs, and start the daemons of those that are shared.
+        """Partition the GPUs, and start the MPS daemons of those that are shared.
 
         Raises:
-            JouleryError: It cannot be; each GPU is as it was, those before it in the order of names are set.
+            JouleryError: A GPU could not be set and is as before; the GPUs that were set before it keep their setting.
         """
         said = []
         for name, cut in self._cuts(wanted).items():
@@ -89,7 +89,7 @@ class GpuPlaces:
         return "; ".join(said)
 
     def assign(self, wanted: Wanted, taken: Sequence[DeviceSlice], /) -> tuple[DeviceSlice, ...]:
-        """A part for each, in the order of ``wanted``."""
+        """Assign a slice to each, in the order of ``wanted``."""
         held = list(taken)
         given: list[DeviceSlice | None] = [None] * len(wanted)
         for index in sorted(range(len(wanted)), key=lambda i: (not wanted[i].device, -wanted[i].slice.share_ratio, i)):
@@ -105,9 +105,9 @@ class GpuPlaces:
         return tuple(part for part in given if part is not None)
 
     def _settle_homes(self, wanted: Wanted) -> list[str]:
-        """Choose the instance of processes that go together, and start its MPS daemon where they are several.
+        """Choose the instance of each group of processes, and start its MPS daemon where they are several.
 
-        One that has an instance keeps it. Others prefer an instance that no process has had, then one whose processes
+        A group that has an instance keeps it. Others prefer an instance that no group has had, then one whose processes
         are about to end.
         """
         said: list[str] = []
@@ -135,7 +135,7 @@ class GpuPlaces:
         return said
 
     def _start_daemon(self, device: str, instance: str) -> list[str]:
-        """Start the MPS daemon of a MIG instance where it does not run; what was done."""
+        """Start the MPS daemon of a MIG instance where it does not run, and return what was done."""
         if self.within is None:
             raise CapabilityError(f"processes cannot share the slices of {device} here", resource=device)
         if instance not in self._daemons:
@@ -146,7 +146,7 @@ class GpuPlaces:
         return [str(self.turn(mps, spec, MpsSetting(True), "replicas share the slice"))]
 
     def _end_daemons(self, device: str, wanted: MigSetting) -> None:
-        """End the MPS daemons of the instances that a cut destroys: their servers would keep them busy."""
+        """Stop the MPS daemons of the instances that a new partition destroys: their servers would keep them busy."""
         gone = {(place.profile, place.start) for place in self.cut[device].price(wanted).destroyed}
         for part in self.cut[device].observe().slices if gone and self._daemons else ():
             if (part.slice.profile, part.start) in gone and part.id in self._daemons:
@@ -154,7 +154,7 @@ class GpuPlaces:
                 self.turn(mps, spec, MpsSetting(), "its slice is removed")
 
     def _home(self, piece: Slice, device: str, together: str) -> DeviceSlice:
-        """The instance of processes that go together, with this one's part of it."""
+        """The instance of a group of processes, with one process's share of it."""
         for part in self.cut[device].observe().slices if device in self.cut else ():
             if part.id == self._homes.get(together) and part.slice.profile == piece.profile:
                 several = piece.share_ratio < 1
@@ -186,7 +186,7 @@ class GpuPlaces:
         raise self._none(piece, device)
 
     def _cuts(self, wanted: Wanted) -> dict[str, MigSetting]:
-        """The cut of each GPU that has to change."""
+        """The new partition of each GPU that has to change."""
         lists: dict[str, list[str]] = {name: [] for name in self.cut}
         present = {name: Counter(device.observe().setting.profiles) for name, device in self.cut.items()}
         # Processes that go together take one instance.
@@ -210,7 +210,7 @@ class GpuPlaces:
         return True
 
     def _shares(self, wanted: Wanted) -> set[str]:
-        """The GPUs that are shared."""
+        """The names of the GPUs that the wanted MPS shares are placed on."""
         held: list[DeviceSlice] = []
         for piece, device, _ in sorted(wanted, key=lambda one: (not one.device, -one.slice.share_ratio)):
             held.append(self._share(piece, device, held))
@@ -226,11 +226,11 @@ class GpuPlaces:
 
 
 def _first_of_each(wanted: Wanted) -> list[WantedPart]:
-    """One for all processes that go together."""
+    """One wanted part for each group of processes that belong together."""
     return list({one.together: one for one in reversed(wanted) if one.together}.values())
 
 
 def _size(profile: str) -> int:
-    """Compute slices of a profile, read off its name."""
+    """The number of compute slices of a profile, from its name; 0 where the name has none."""
     head = profile.partition("g.")[0]
     return int(head) if head.isdigit() else 0

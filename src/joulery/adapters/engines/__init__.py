@@ -1,1 +1,1 @@
-"""Engines: what runs model replicas. ``local`` runs them as worker processes on CPU slices of this machine."""
+"""Engines, which run model replicas: in worker processes of this machine, on other servers, or on Ray Serve."""

@@ -1,4 +1,4 @@
-"""Operator lists of models: ONNX files, programs of ``torch.export``, HLO text."""
+"""Readers of the operator lists of models: ONNX files, programs of ``torch.export``, HLO text."""
 
 from __future__ import annotations
 

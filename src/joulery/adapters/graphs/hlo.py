@@ -1,7 +1,7 @@
-"""The operators of XLA programs in HLO text, as ``jax.jit(f).lower(x).compile().as_text()`` or XLA's dumps print it.
+"""Reader of the operators of XLA programs in HLO text (``jax.jit(f).lower(x).compile().as_text()`` or XLA's dumps).
 
-A fusion counts what enters and leaves it; its arithmetic is that of all operators inside. The body of a loop runs as
-often as XLA says it does, and once where XLA does not say. Several programs in one file are phases of one model, named
+A fusion counts its own inputs and outputs; its arithmetic is that of all operators inside. The body of a loop counts
+with XLA's known trip count, and once where XLA states none. Several programs in one file are phases of one model, named
 after their modules.
 """
 
@@ -74,7 +74,7 @@ def read_hlo(path: Path) -> tuple[GraphOperator, ...]:
     dot or a convolution.
 
     Raises:
-        DataError: There is no program in it.
+        DataError: The file cannot be read, or contains no program.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def _instruction(name: str, match: re.Match[str]) -> _Instruction:
 
 
 def _closing(text: str) -> int:
-    """Index at which the bracket closes that was open before the text; its end where none does."""
+    """The index of the bracket that closes one opened before the text; the text's length without one."""
     depth = 1
     for at, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -127,7 +127,7 @@ def _width(kind: str) -> float:
 
 
 class _Reader:
-    """One module while it is read."""
+    """Reader of the operators of one module."""
 
     def __init__(self, module: HloModule, path: Path) -> None:
         self.computations = {name: _computation(lines) for name, lines in module.computations.items()}

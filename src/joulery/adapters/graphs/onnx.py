@@ -1,4 +1,4 @@
-"""The operators of an ONNX model. Shapes come from the file and ONNX's own shape inference; weights are not loaded."""
+"""Reader of the operators of an ONNX model: shapes are from the file and ONNX's shape inference, without weights."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def read_onnx(path: Path, dimensions: Mapping[str, int]) -> tuple[GraphOperator,
 
     Args:
         path: The file.
-        dimensions: Values of symbolic dimensions by name; the first one of an input is ``batch`` when it has none.
+        dimensions: Values of symbolic dimensions by name; an unnamed first dimension of an input is ``batch``.
 
     Raises:
         CapabilityError: The ``onnx`` package is missing.
-        DataError: It is no ONNX model, or a shape stays unknown.
+        DataError: The file is not an ONNX model, or a shape is not known.
     """
     try:
         import onnx
@@ -76,7 +76,7 @@ def read_onnx(path: Path, dimensions: Mapping[str, int]) -> tuple[GraphOperator,
 
 
 def _bind(model: Any, dimensions: Mapping[str, int], path: Path) -> None:
-    """Give symbolic dimensions of the inputs their values, and forget the shapes written for other values."""
+    """Set the symbolic dimensions of the inputs, and remove stored shapes, which hold for other values."""
     weights = {tensor.name for tensor in model.graph.initializer}
     changed = False
     for value in model.graph.input:
@@ -101,7 +101,7 @@ def _bind(model: Any, dimensions: Mapping[str, int], path: Path) -> None:
 
 
 class _Graph:
-    """One graph while it is read: shapes and constants by name."""
+    """Reader of one graph, with the shapes and constants by name."""
 
     def __init__(self, onnx: Any, graph: Any, path: Path) -> None:
         self.onnx, self.graph, self.path = onnx, graph, path
@@ -139,7 +139,7 @@ class _Graph:
         return GraphOperator(name, node.op_type, kind, inputs, outputs, contraction, per_element)
 
     def _hand_on(self, node: Any) -> None:
-        """A weight that is reshaped, transposed or unpacked remains a weight."""
+        """Mark the output of a node as a weight where its input is one, as in a reshape or transpose."""
         if self.tensors[node.input[0]].parameter and node.output[0] in self.tensors:
             self.tensors[node.output[0]] = replace(self.tensors[node.output[0]], parameter=True)
 

@@ -1,7 +1,7 @@
-"""The operators of a PyTorch program kept by ``torch.export.save`` (``.pt2``), read without PyTorch.
+"""Reader of the operators of a PyTorch program saved by ``torch.export.save`` (``.pt2``), which needs no PyTorch.
 
-The archive holds the FX graph as JSON: an ATen call a node, sizes and types of every tensor. Weights and pickles in it
-are not touched.
+The archive contains the FX graph as JSON: one ATen call for each node, and the size and type of every tensor. The
+reader does not open the weights and pickles in it.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def read_torch_export(path: Path, dimensions: Mapping[str, int]) -> tuple[GraphO
 
     Args:
         path: The file.
-        dimensions: Values of symbolic sizes by name; the size of the example input otherwise.
+        dimensions: Values of symbolic sizes by name; others have the size of the example input.
 
     Raises:
-        DataError: It is no such file, or a size is not known.
+        DataError: The file is not such a program, or a size is not known.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -84,7 +84,7 @@ _HINT = "write one with torch.export.save(torch.export.export(model, example_inp
 
 
 class _Program:
-    """One program while it is read."""
+    """Reader of the operators of one program."""
 
     def __init__(self, graph: Any, signature: Any, dimensions: Mapping[str, int], path: Path) -> None:
         self.graph, self.dimensions, self.path = graph, dimensions, path

@@ -1,1 +1,1 @@
-"""Meters of energy and power: RAPL, GPUs, the host, a labelled CPU model, a recorded trace, a scripted fake."""
+"""Meters of energy and power: RAPL, GPUs, the host, a CPU model, recorded traces and scripted fakes."""

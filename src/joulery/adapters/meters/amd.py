@@ -1,14 +1,14 @@
-"""AMD's boards, as its driver reports through AMD SMI (package ``amdsmi``, part of ROCm; imported when opened).
+"""Meter of AMD GPUs through AMD SMI (package ``amdsmi``, part of ROCm; imported when opened).
 
-Every board is read by the better source that it answers:
+Every board is read from the better source that it supports:
 
 1. the energy accumulator (``amdsmi_get_energy_count``): counts of ``counter_resolution`` microjoules, with the time of
-   the count. Some boards and drivers count in another unit than they say: where the accumulator disagrees with the
-   board's own power by more than a factor of :data:`AGREE`, the power is read instead, and a note says so;
+   the count. Some boards and drivers count in another unit than they report: where the accumulator disagrees with the
+   board's own power by more than a factor of :data:`AGREE`, the power is read instead, and a note reports it;
 2. power (``amdsmi_get_power_info``): ``current_socket_power`` (MI300 and later), else ``average_socket_power``, else
    ``socket_power``, watts.
 
-A board that is partitioned shows one processor a partition; the sensors are the board's, so only the first is read.
+A partitioned board shows one processor for each partition; they share the board's sensors, so only the first is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Reader = Callable[[], float]
 
 
 class AmdMeter:
-    """Reads one value a board."""
+    """Meter of AMD boards with one channel for each board."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class AmdMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One a board."""
+        """One channel for each board."""
         return self._channels
 
     @property
@@ -68,16 +68,16 @@ class AmdMeter:
         return found
 
     def read(self) -> tuple[float, ...]:
-        """Joules or watts, as each channel says; NaN for a board that does not answer."""
+        """Joules or watts, by the kind of each channel; NaN for a board that does not answer."""
         return tuple(self._read(slot, reader) for slot, reader in enumerate(self._readers))
 
     def notes(self) -> tuple[str, ...]:
-        """Boards that were left out, were lost, or came back."""
+        """New notes on boards that were left out, stopped answering or answer again."""
         said, self._notes = tuple(self._notes), []
         return said
 
     def close(self) -> None:
-        """Let go of the driver. Safe to call twice."""
+        """Shut down the connection to the driver. Safe to call twice."""
         if self._open:
             self._open = False
             with contextlib.suppress(self._smi.AmdSmiException):
@@ -115,11 +115,11 @@ class AmdMeter:
 
 
 def open_amd(smi: Any = None, sleep: Callable[[float], None] = time.sleep) -> AmdMeter:
-    """Every AMD board of this machine.
+    """Open a meter of every AMD board of this machine.
 
     Args:
         smi: The module ``amdsmi``, or one that behaves like it; imported when not given.
-        sleep: Waits between two looks at a counter.
+        sleep: Waits between two readings of a counter.
 
     Raises:
         CapabilityError: The package or the driver is missing, nothing may be read, or there is no board.
@@ -191,7 +191,7 @@ def _partition(smi: Any, handle: Any) -> bool:
 
 
 def _source(smi: Any, handle: Any, device: str, sleep: Callable[[float], None]) -> tuple[ReadingKind, Reader, str]:
-    """The better source that this board answers, and what to say about it."""
+    """The reading kind, the reader and a note (or "") of the better source that this board supports."""
 
     def counted() -> float:
         return _counter(smi, handle)[0]
@@ -218,7 +218,7 @@ def _source(smi: Any, handle: Any, device: str, sleep: Callable[[float], None]) 
 
 
 def _counter_power_w(smi: Any, handle: Any, sleep: Callable[[float], None]) -> float:
-    """Power between two looks at the counter, by its own time stamps."""
+    """The mean power between two readings of the counter, by its own time stamps, watts."""
     first_j, first_ns = _counter(smi, handle)
     sleep(COMPARE_S)
     last_j, last_ns = _counter(smi, handle)
@@ -237,7 +237,7 @@ def _counter(smi: Any, handle: Any) -> tuple[float, int]:
 
 
 def _power_w(found: Mapping[str, Any], device: str) -> float:
-    """Watts; a value that the board does not know is ``N/A`` or all ones."""
+    """The power of a board, watts; the driver gives ``N/A`` or all ones for a missing value."""
     for name in _POWERS:
         value = found.get(name)
         if isinstance(value, int | float) and value not in _UNKNOWN and 0 < value < math.inf:

@@ -1,9 +1,9 @@
-"""A model of CPU power for machines that measure none: P = idle + (max - idle) x utilisation, socket by socket.
+"""Model of CPU power for machines without a power sensor: P = idle + (max - idle) x utilisation, for each socket.
 
-Utilisation is measured (``/proc/stat``), power is not. Watts come from the user, or from a table by processor. The
-table holds whole servers divided by their hardware threads (what SPECpower meters at the plug: memory, fans and power
-supply included), hence the component's name ``server``. The error of such a model is large: every number carries a
-band, 50 % to either side unless the user states a better one.
+Utilisation is measured (``/proc/stat``), power is not. Watts are given by the user, or by a table of processors. The
+table contains the power of whole servers divided by their hardware threads (SPECpower measures at the plug: memory,
+fans and power supply included), hence the component's name ``server``. The error of such a model is large: every number
+has an uncertainty band, ± 50 % unless the user states a better one.
 
 Source of the table: SPECpower_ssj2008 results as reduced by Cloud Carbon Footprint, ccf-coefficients,
 output/coefficients-aws-use.csv of 2026-03 (revision b0032d9), columns "Min Watts" and "Max Watts" per thread.
@@ -27,12 +27,12 @@ _UPDATE_S = 0.05
 
 
 class CpuPower(NamedTuple):
-    """Assumed power of one logical CPU, its share of the rest of the server included.
+    """Assumed power of one logical CPU, including its share of the rest of the server.
 
     Attributes:
         name: Source of the numbers.
-        idle_w, max_w: Watts a logical CPU, idle and fully busy.
-        quality: Modelled where the processor is known, assumed where a default stands in.
+        idle_w, max_w: Watts of a logical CPU, idle and fully busy.
+        quality: Modelled where the processor is known, assumed where a default is used.
     """
 
     name: str
@@ -71,7 +71,7 @@ DEFAULT = CpuPower("an unknown processor, taken for Coffee Lake, the highest sin
 
 
 def cpu_power(proc: Path = Path("/proc")) -> CpuPower:
-    """The table's entry for this machine's processor; :data:`DEFAULT` where it has none."""
+    """The table's entry for this machine's processor; :data:`DEFAULT` where the table has none."""
     fields: dict[str, str] = {}
     for line in (proc / "cpuinfo").read_text().split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
@@ -88,7 +88,7 @@ def cpu_power(proc: Path = Path("/proc")) -> CpuPower:
 
 
 class CpuModelMeter:
-    """A modelled energy counter a socket: idle watts over time, plus the dynamic part over busy CPU seconds."""
+    """Modelled energy counter of each socket: idle watts over time, plus dynamic watts over busy CPU seconds."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class CpuModelMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One a socket."""
+        """One channel for each socket."""
         return self._channels
 
     def read(self) -> tuple[float, ...]:
@@ -141,7 +141,7 @@ class CpuModelMeter:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Source of the watts."""
+        """A note on the source of the watts, once."""
         said, self._notes = tuple(self._notes), []
         return said
 
@@ -159,16 +159,16 @@ def open_cpu_model(
     proc: Path = Path("/proc"),
     sys: Path = Path("/sys"),
 ) -> CpuModelMeter:
-    """The model for this machine.
+    """Open the CPU power model for this machine.
 
     Args:
         idle_w, max_w: Watts of the whole machine, idle and with every CPU busy; both or neither. Sockets share them by
             their number of CPUs.
-        band_ratio: Half-width of the uncertainty.
-        proc, sys: Where the kernel shows itself.
+        band_ratio: Half-width of the uncertainty band, as a ratio.
+        proc, sys: Mount points of the kernel's ``/proc`` and ``/sys``.
 
     Raises:
-        ConfigError: One of the two is missing, or they are not 0 <= idle < max.
+        ConfigError: One of the watts is missing, they are not 0 <= idle < max, or ``band_ratio`` is not 0 to 1.
         CapabilityError: ``/proc/stat`` cannot be read.
     """
     if (idle_w is None) is not (max_w is None):

@@ -10,7 +10,7 @@ from joulery.domain.errors import CapabilityError
 
 
 def sockets_of_cpus(sys: Path = Path("/sys")) -> dict[int, int]:
-    """Socket of each online logical CPU; one socket 0 where the machine does not say (some virtual machines, ARM)."""
+    """The socket of each online logical CPU; only socket 0 where it is not reported (some virtual machines, ARM)."""
     found: dict[int, int] = {}
     for folder in (sys / "devices/system/cpu").glob("cpu[0-9]*"):
         file = folder / "topology/physical_package_id"
@@ -22,11 +22,11 @@ def sockets_of_cpus(sys: Path = Path("/sys")) -> dict[int, int]:
 class CpuTimes:
     """Busy CPU seconds of each socket since boot: user, nice, system, irq and softirq.
 
-    Guest time is inside user already; iowait is idle; stolen time is another machine's. The kernel counts in
-    ticks of 10 ms, so differences mean something from about 100 ms on.
+    User time contains guest time; iowait counts as idle; stolen time is used by another machine. The kernel counts in
+    ticks of 10 ms, so differences are meaningful from about 100 ms on.
 
     Attributes:
-        sockets: Socket numbers, sorted; ``read`` answers in this order.
+        sockets: Socket numbers, sorted; ``read`` returns values in this order.
         cpus: Logical CPUs of each socket.
     """
 
@@ -63,7 +63,7 @@ class CpuTimes:
 
 
 def open_cpu_times(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> CpuTimes:
-    """The busy times of this machine.
+    """Open the busy times of this machine's CPUs.
 
     Raises:
         CapabilityError: ``/proc/stat`` cannot be read.

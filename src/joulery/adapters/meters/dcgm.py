@@ -1,9 +1,9 @@
-"""NVIDIA's DCGM exporter as a meter: GPUs whose driver this process may not ask, such as those of a Kubernetes node.
+"""Meter of NVIDIA's DCGM exporter, for GPUs whose driver is not accessible here, such as those of a Kubernetes node.
 
-Read are ``DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION`` (millijoules since the driver was loaded) and, for boards without it,
-``DCGM_FI_DEV_POWER_USAGE`` (watts). The lines of MIG instances repeat the whole board: the first counts. The exporter
-renews its values every 30 s by default (``--collect-interval``), so nothing shorter is resolved. It does not
-say which processes use a board.
+The meter reads ``DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION`` (millijoules since the driver was loaded) and, for boards
+without it, ``DCGM_FI_DEV_POWER_USAGE`` (watts). The lines of MIG instances repeat the whole board: the first counts.
+The exporter renews its values every 30 s by default (``--collect-interval``), so shorter times are not resolved. It
+does not report the processes that use a board.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MJ_PER_J = 1e3
 
 
 class DcgmMeter:
-    """One value a board, from one page for all of them.
+    """Meter with one channel for each board, read from one page of the DCGM exporter.
 
     Args:
         fetch: Returns the page.
-        channels: One a board.
+        channels: One channel for each board.
         boards: UUID of each board, by device.
     """
 
@@ -42,7 +42,7 @@ class DcgmMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One a board."""
+        """One channel for each board."""
         return self._channels
 
     @property
@@ -51,7 +51,7 @@ class DcgmMeter:
         return {uuid: device for device, uuid in self._boards.items() if uuid}
 
     def read(self) -> tuple[float, ...]:
-        """Joules or watts, as each channel says; NaN for a board that is not on the page."""
+        """Joules or watts, by the kind of each channel; NaN for a board that is not on the page."""
         if not self._open:
             return (math.nan,) * len(self._channels)
         try:
@@ -70,25 +70,25 @@ class DcgmMeter:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """That the exporter was lost, or came back."""
+        """New notes that the exporter stopped answering or answers again."""
         said, self._notes = tuple(self._notes), []
         return said
 
     def close(self) -> None:
-        """Stop asking. Safe to call twice."""
+        """Stop reading the exporter. Safe to call twice."""
         self._open = False
 
 
 def open_dcgm(address: str, fetch: Callable[[SplitResult], str] = scrape) -> DcgmMeter:
-    """The boards of a DCGM exporter.
+    """Open a meter of the boards of a DCGM exporter.
 
     Args:
         address: Its metrics page, ``http://localhost:9400/metrics``.
         fetch: Returns the text of a page.
 
     Raises:
-        ConfigError: It is no address.
-        CapabilityError: Nothing answers there, or no GPU is on the page.
+        ConfigError: The address is invalid.
+        CapabilityError: No DCGM exporter answers there, or no GPU is on the page.
     """
     page = metrics_address(address, "--meter")
     try:

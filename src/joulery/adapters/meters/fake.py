@@ -1,6 +1,6 @@
-"""A meter that plays a script: for demonstrations, for tests of what is built on top, and to try a failure out.
+"""Meter that replays a script: for demonstrations, for tests of code that uses meters, and to simulate a failure.
 
-Its numbers come from no hardware, and their label says so (meter ``fake``, quality assumed).
+Its numbers are not from hardware and are labelled accordingly (meter ``fake``, quality assumed).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Script:
     """Behaviour of one channel over time, in seconds since the meter was opened.
 
     Attributes:
-        watts: (start_s, watts) steps, starts increasing from 0; the last one stands for ever.
+        watts: (start_s, watts) steps, starts increasing from 0; the last step has no end.
         device, component, kind: As in ``Channel``.
-        wrap_j: Where the counter starts again from 0; 0 for never.
-        start_j: What the counter shows at the beginning.
-        silent_s: [start, end) intervals in which the device gives nothing.
-        idle_w: Power of the idle device, where the script knows it.
+        wrap_j: Joules at which the counter restarts from 0; 0 for never.
+        start_j: Joules on the counter at the beginning.
+        silent_s: [start, end) intervals in which the device gives no reading.
+        idle_w: Power of the idle device; NaN if the script does not state it.
     """
 
     watts: tuple[tuple[float, float], ...]
@@ -57,7 +57,7 @@ class Script:
         )
 
     def power_w(self, at_s: float) -> float:
-        """Watts at a time."""
+        """The scripted power at a time, watts."""
         return self.watts[bisect_right(self.watts, (at_s, math.inf)) - 1][1]
 
     def energy_j(self, at_s: float) -> float:
@@ -70,7 +70,7 @@ class Script:
         )
 
     def reading(self, at_s: float) -> float:
-        """The device's reading at a time."""
+        """The device's reading at a time, joules or watts; NaN while it is silent."""
         if any(start_s <= at_s < end_s for start_s, end_s in self.silent_s):
             return math.nan
         if self.kind is ReadingKind.POWER:
@@ -84,7 +84,7 @@ class Script:
 
 
 class FakeMeter:
-    """Plays one script a channel from the moment it is made."""
+    """Meter that replays one script for each channel, from its creation on."""
 
     def __init__(self, scripts: Sequence[Script], clock: Callable[[], float] = time.monotonic) -> None:
         if not scripts:
@@ -98,7 +98,7 @@ class FakeMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One a script."""
+        """One channel for each script."""
         return tuple(script.channel for script in self._scripts)
 
     def read(self) -> tuple[float, ...]:
@@ -113,10 +113,10 @@ class FakeMeter:
         return values
 
     def notes(self) -> tuple[str, ...]:
-        """That this is a fake, and its silences."""
+        """New notes: that this meter is a fake, and when a channel stops or resumes."""
         said, self._notes = tuple(self._notes), []
         return said
 
     def close(self) -> None:
-        """Fall silent. Safe to call twice."""
+        """Stop giving readings. Safe to call twice."""
         self._open = False

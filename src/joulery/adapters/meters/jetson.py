@@ -1,9 +1,9 @@
-"""Jetson modules, through the INA3221 power monitors that the kernel shows.
+"""Meter of Jetson modules, through the INA3221 power monitors in the kernel's sysfs.
 
-Read are the rails of ``/sys/class/hwmon`` (JetPack 5 and later: ``inN_input`` millivolts times ``currN_input``
+The meter reads the rails of ``/sys/class/hwmon`` (JetPack 5 and later: ``inN_input`` millivolts times ``currN_input``
 milliamperes) or of the older driver ``ina3221x`` (``in_powerN_input``, milliwatts). Rails overlap: the module's input
-contains the others, and only it is read (``VDD_IN``, ``POM_5V_IN``). A module without one (AGX Orin, AGX Xavier) is
-read by the rails that the user names, added up: joulery does not guess which of them overlap.
+(``VDD_IN``, ``POM_5V_IN``) contains the others, so only the input is read. For a module without one (AGX Orin, AGX
+Xavier), the meter adds up the rails that the user names: joulery does not guess which of them overlap.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Rail:
     files: tuple[Path, ...]
 
     def read_w(self) -> float:
-        """Watts.
+        """Read the power of the rail, watts.
 
         Raises:
-            OSError, ValueError: A file cannot be read, or holds no number.
+            OSError, ValueError: A file cannot be read, or contains no number or a negative one.
         """
         values = [int(file.read_text()) for file in self.files]
         if any(value < 0 for value in values):
@@ -44,7 +44,7 @@ class Rail:
 
 
 class JetsonMeter:
-    """The power of a module, or of the rails that were named."""
+    """Meter of the power of a module, or of the rails that were named."""
 
     def __init__(self, rails: tuple[Rail, ...], channel: Channel) -> None:
         self._rails = rails
@@ -55,7 +55,7 @@ class JetsonMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The sum of the rails."""
+        """One channel, the sum of the rails."""
         return (self._channel,)
 
     def read(self) -> tuple[float, ...]:
@@ -75,25 +75,25 @@ class JetsonMeter:
         return (watts,)
 
     def notes(self) -> tuple[str, ...]:
-        """That the monitor was lost, or came back."""
+        """New notes that the monitor cannot be read any more or can be read again."""
         said, self._notes = tuple(self._notes), []
         return said
 
     def close(self) -> None:
-        """Read no more. Safe to call twice."""
+        """Stop reading. Safe to call twice."""
         self._open = False
 
 
 def open_jetson(rails: str = "", sys: Path = SYS) -> JetsonMeter:
-    """The power of this module.
+    """Open a meter of the power of this module.
 
     Args:
         rails: Labels joined by ``+``; the module's input when empty.
-        sys: Where the kernel shows itself.
+        sys: Mount point of the kernel's ``/sys``.
 
     Raises:
-        CapabilityError: No power monitor is here, it may not be read, or no rail feeds the whole module.
-        ConfigError: A rail that was named is not here, or is named twice.
+        CapabilityError: There is no power monitor, it may not be read, or no rail feeds the whole module.
+        ConfigError: A named rail does not exist, or is named twice.
     """
     found = {rail.label: rail for rail in (*_hwmon(sys), *_older(sys))}
     if not found:
@@ -146,7 +146,7 @@ def _older(sys: Path) -> list[Rail]:
 
 
 def _labelled(rails: Iterable[tuple[str, tuple[Path, ...]]]) -> list[Rail]:
-    """The rails that are connected."""
+    """The rails that have a label, are connected and have all their files."""
     return [Rail(name, files) for name, files in rails if name and name != "NC" and all(f.exists() for f in files)]
 
 

@@ -1,9 +1,9 @@
-"""NVML, what NVIDIA's driver says about its GPUs, through ``nvidia-ml-py`` (imported when opened).
+"""Meter of NVIDIA GPUs through NVML, with the package ``nvidia-ml-py`` (imported when opened).
 
-Every board is read by the best source that it answers:
+Every board is read from the best source that it supports:
 
 1. the energy counter (``nvmlDeviceGetTotalEnergyConsumption``, Volta and later): cumulative millijoules, renewed about
-   every 100 ms, misses nothing between two readings;
+   every 100 ms, which misses no energy between two readings;
 2. instantaneous power (field ``NVML_FI_DEV_POWER_INSTANT``, board scope);
 3. ``nvmlDeviceGetPowerUsage``: the average of the last second on Ampere and later (GA100 excepted), instantaneous on
    GA100 and before.
@@ -13,8 +13,8 @@ the power comes from the readings that the driver keeps (``nvmlDeviceGetSamples`
 all of them, measured), scaled to the counter (:mod:`joulery.domain.energy.buffered`). Such a reading is the mean of
 some 35 ms, the middle of which lies 16 ms before its stamp (an H100: where kernels began and ended, measured).
 
-A board in MIG mode is read as one: its instances have no sensors of their own. ``CUDA_VISIBLE_DEVICES`` hides nothing
-here: a board draws power whether or not a program may see it.
+A board in MIG mode is read as a whole: its instances have no sensors of their own. ``CUDA_VISIBLE_DEVICES`` has no
+effect here: a board draws power whether or not a program may see it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """One GPU as NVML knows it.
+    """One GPU that NVML reports.
 
     Attributes:
         device: ``gpu:0`` ...
-        name: What the vendor calls it.
-        uuid: Its serial identity.
-        mig: True while it is cut into MIG instances.
-        channel: How its energy is read.
+        name: The vendor's product name.
+        uuid: Its UUID.
+        mig: Whether MIG mode was enabled when the board was opened.
+        channel: The channel of its energy or power.
     """
 
     device: str
@@ -65,11 +65,11 @@ class Board:
 
 
 class NvmlMeter:
-    """Reads one value a board.
+    """Meter of NVIDIA boards with one channel for each board.
 
     Attributes:
         boards: The boards that are read, in order.
-        buffer_late_s: How long before its stamp the middle of a buffered reading lies.
+        buffer_late_s: Seconds from the middle of a buffered reading to its stamp.
     """
 
     buffer_late_s = _BUFFER_LATE_S
@@ -98,24 +98,24 @@ class NvmlMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One a board."""
+        """One channel for each board."""
         return tuple(board.channel for board in self.boards)
 
     @property
     def uuids(self) -> dict[str, str]:
-        """Device name of each board by its UUID, and of the board of each MIG instance by the instance's."""
+        """The device name of each board by its UUID and by the UUIDs of its MIG instances."""
         found = {board.uuid: board.device for board in self.boards}
         for board, handle in zip(self.boards, self._handles, strict=True):
             found |= dict.fromkeys(_mig_uuids(self._nvml, handle) if board.mig else (), board.device)
         return found
 
     def read(self) -> tuple[float, ...]:
-        """Joules or watts, as each channel says; NaN for a board that does not answer."""
+        """Joules or watts, by the kind of each channel; NaN for a board that does not answer."""
         return tuple(self._read(slot, reader) for slot, reader in enumerate(self._readers))
 
     @property
     def buffered(self) -> tuple[int, ...]:
-        """Boards read by their counter whose driver keeps power readings."""
+        """Numbers of the boards that are read by their counter and whose driver keeps power readings."""
         return tuple(self._kept_us)
 
     def drain(self) -> list[tuple[int, int, float]]:
@@ -128,7 +128,7 @@ class NvmlMeter:
         return sorted(found)
 
     def _kept(self, slot: int, since_us: int) -> list[tuple[int, float]]:
-        """(Unix microseconds, watts) of the readings kept since a time; none where the driver fails or has none."""
+        """(Unix microseconds, watts) of the readings kept since a time; empty where the driver fails or has none."""
         nvml = self._nvml
         try:
             form, samples = nvml.nvmlDeviceGetSamples(self._handles[slot], nvml.NVML_TOTAL_POWER_SAMPLES, since_us)
@@ -139,17 +139,17 @@ class NvmlMeter:
         return [(one.timeStamp, one.sampleValue.uiVal / 1e3) for one in samples if one.timeStamp > since_us]
 
     def _newest_us(self, slot: int) -> int | None:
-        """Time of the newest reading kept; None where the driver keeps none."""
+        """The time of the newest kept reading, Unix microseconds; None where the driver keeps none."""
         kept = self._kept(slot, 0)
         return max(at_us for at_us, _ in kept) if kept else None
 
     def notes(self) -> tuple[str, ...]:
-        """Boards that were left out, were lost, or came back."""
+        """New notes on boards that were left out, stopped answering or answer again."""
         said, self._notes = tuple(self._notes), []
         return said
 
     def close(self) -> None:
-        """Let go of the driver. Safe to call twice."""
+        """Shut down the connection to the driver. Safe to call twice."""
         if self._open:
             self._open = False
             try:
@@ -233,13 +233,13 @@ def is_mps_server(pid: int) -> bool:
 
 
 def _without_mps_servers(pids: set[int]) -> set[int]:
-    """Processes on a board; the server of MPS only where it has no client."""
+    """The processes on a board; the MPS server is included only where it has no client."""
     clients = {pid for pid in pids if not is_mps_server(pid)} if len(pids) > 1 else pids
     return clients or pids
 
 
 def sees_host_processes() -> bool:
-    """True where process numbers of the driver are process numbers here: outside a container's own numbering."""
+    """Whether the driver's process ids are valid in this process: true outside a container's own PID namespace."""
     try:
         return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_PID_NAMESPACE
     except OSError:
@@ -247,7 +247,7 @@ def sees_host_processes() -> bool:
 
 
 def open_nvml(nvml: Any = None) -> NvmlMeter:
-    """Every NVIDIA board of this machine.
+    """Open a meter of every NVIDIA board of this machine.
 
     Args:
         nvml: The module ``pynvml``, or one that behaves like it; imported when not given.
@@ -302,7 +302,7 @@ def _mig_uuids(nvml: Any, handle: Any) -> list[str]:
 
 
 def _source(nvml: Any, handle: Any, device: str, name: str) -> tuple[Channel, Callable[[], float]]:
-    """The best source this board answers right now."""
+    """The channel and the reader of the best source that this board supports now."""
     attempts = (_counter, _instant, _usage)
     reasons = []
     for attempt in attempts:

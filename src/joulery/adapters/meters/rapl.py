@@ -1,17 +1,17 @@
-"""RAPL, the energy counters of Intel and AMD processors, through the kernel's powercap files.
+"""Meter of RAPL, the energy counters of Intel and AMD processors, through the kernel's powercap files.
 
-What is counted, and what is left out so that nothing is counted twice:
+The meter reads these zones, so that no energy is counted twice:
 
-* ``package-N`` (``package-N-die-D`` where a package has several) is the processor. N is the socket; the number in the
-  folder's name (``intel-rapl:0``) is not.
-* ``dram`` below a package lies outside it and is added.
-* ``core`` and ``uncore`` lie inside the package and are left out.
+* ``package-N`` (``package-N-die-D`` where a package has several dies) is the processor. N is the socket; the number in
+  the folder's name (``intel-rapl:0``) is not.
+* ``dram`` below a package is not part of the package's counter and is added.
+* ``core`` and ``uncore`` are part of the package's counter and are left out.
 * ``psys`` is the whole platform and contains the packages: used only where there is no package.
-* ``intel-rapl-mmio`` shows the same counters a second time and is left out.
+* ``intel-rapl-mmio`` repeats the same counters and is left out.
 
-A counter starts again from 0 at ``max_energy_range_uj``. Since Linux 5.10 only root may read it (a side channel,
-CVE-2020-8694). Others read them through ``joulery rapl-helper`` where it runs; the error of :func:`open_rapl` holds the
-line that grants them.
+A counter restarts from 0 at ``max_energy_range_uj``. Since Linux 5.10 only root may read the counters (a side channel,
+CVE-2020-8694). Other users read them through ``joulery rapl-helper`` where it runs; the error of :func:`open_rapl`
+contains the command that grants access.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UPDATE_S = 0.001
 
 
 class RaplMeter:
-    """Reads the counters with one ``pread`` each."""
+    """Meter that reads each RAPL counter with one ``pread``."""
 
     def __init__(
         self, channels: tuple[Channel, ...], file_descriptors: tuple[int, ...], notes: tuple[str, ...]
@@ -52,7 +52,7 @@ class RaplMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One counter a package and one a DRAM domain."""
+        """One counter for each package and one for each DRAM domain."""
         return self._channels
 
     def read(self) -> tuple[float, ...]:
@@ -60,7 +60,7 @@ class RaplMeter:
         return tuple([self._read(slot, fd) for slot, fd in enumerate(self._fds)])
 
     def notes(self) -> tuple[str, ...]:
-        """Channels that were left out, stopped answering or came back."""
+        """New notes on channels that were left out, stopped answering or answer again."""
         said, self._notes = tuple(self._notes), []
         return said
 
@@ -89,14 +89,14 @@ class RaplMeter:
 
 
 def open_rapl(root: Path = POWERCAP, helper: Path | None = SOCKET) -> RaplMeter | RaplHelperMeter:
-    """The RAPL counters of this machine.
+    """Open the RAPL counters of this machine.
 
     Args:
         root: The powercap folder.
         helper: Socket of ``joulery rapl-helper``, used where the kernel denies the counters; None for never.
 
     Raises:
-        CapabilityError: There is none, or it may not be read; the error says what grants it.
+        CapabilityError: There is no counter, or it may not be read; the error contains the command that grants access.
     """
     zones, notes = _energy_zones(root)
     if not zones:
@@ -141,7 +141,7 @@ def open_rapl(root: Path = POWERCAP, helper: Path | None = SOCKET) -> RaplMeter 
 
 
 def _energy_zones(root: Path) -> tuple[list[tuple[str, str, Path]], list[str]]:
-    """(device, component, folder) of the zones that together count every joule once; and what is left out."""
+    """(device, component, folder) of the zones that together count every joule once, and notes on omitted zones."""
     packages: dict[tuple[str, str], Path] = {}
     platform: list[tuple[str, str, Path]] = []
     notes = []
@@ -160,7 +160,7 @@ def _energy_zones(root: Path) -> tuple[list[tuple[str, str, Path]], list[str]]:
 
 
 def _subzones(root: Path, zone: Path) -> list[Path]:
-    """The zones below one zone: inside its folder, and again in ``root`` under the same name."""
+    """The zones below one zone, in its folder or in ``root``; each name once."""
     found = {path.name: path for place in (zone, root) for path in place.glob(f"{zone.name}:*")}
     return [found[name] for name in sorted(found)]
 

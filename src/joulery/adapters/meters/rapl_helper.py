@@ -1,9 +1,9 @@
-"""RAPL for users who may not read it: the counters as ``joulery rapl-helper`` gives them over a Unix socket.
+"""Meter of RAPL for unprivileged users: reads the counters from ``joulery rapl-helper`` over a Unix socket.
 
-One packet asks, one answers (``SOCK_SEQPACKET``). On connecting the helper sends what its counters are
-(:func:`description`); after that each ``r`` is answered with their microjoules in that order, ``null`` for one that
-cannot be read. The kernel says to each side who the other is: the helper answers root and one group, and the client
-trusts root and itself alone.
+Each request and each answer is one packet (``SOCK_SEQPACKET``). On connecting, the helper sends a list of its counters
+(:func:`description`). It answers each ``r`` with their microjoules in that order, ``null`` for a counter that cannot be
+read. The kernel identifies each side to the other: the helper answers root, its own user and one group, and the client
+trusts only root and its own user.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def peer(connection: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the other end, as the kernel says."""
+    """The process, user and group ids of the other end of a connection, from the kernel."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(packed)
     return pid, uid, gid
 
 
 def description(channels: Sequence[Channel]) -> bytes:
-    """The packet that says which counters there are."""
+    """The packet that lists the counters."""
     reported = [[channel.device, channel.component, round(channel.wrap_j * 1e6)] for channel in channels]
     return json.dumps({"joulery_rapl": _VERSION, "channels": reported}).encode()
 
 
 class RaplHelperMeter:
-    """Reads the counters through the helper; where it is gone, tries again once a second.
+    """Meter that reads the counters through the helper; it reconnects to a lost helper, at most once a second.
 
     Args:
-        path: Its socket.
-        now_s: A monotonic clock.
+        path: The helper's socket.
+        now_s: A monotonic clock, seconds.
 
     Raises:
-        CapabilityError: No helper is here, it refuses this user, or it is not trusted.
+        CapabilityError: No helper answers, it refuses this user, or it is not trusted.
     """
 
     def __init__(self, path: Path = SOCKET, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -72,11 +72,11 @@ class RaplHelperMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One counter a package and one a DRAM domain."""
+        """One counter for each package and one for each DRAM domain."""
         return self._channels
 
     def read(self) -> tuple[float, ...]:
-        """Joules; NaN where the helper, or a counter of its, does not answer."""
+        """Joules; NaN where the helper does not answer or cannot read a counter."""
         missing = (math.nan,) * len(self._channels)
         if not self._open or (self._connection is None and not self._connect_again()):
             return missing
@@ -92,12 +92,12 @@ class RaplHelperMeter:
             return missing
 
     def notes(self) -> tuple[str, ...]:
-        """That the helper or one of its counters was lost, or came back."""
+        """New notes that the helper or one of its counters stopped answering or answers again."""
         said, self._notes = tuple(self._notes), []
         return said
 
     def close(self) -> None:
-        """Hang up. Safe to call twice."""
+        """Close the connection. Safe to call twice."""
         self._open = False
         self._hang_up()
 
@@ -139,7 +139,7 @@ class RaplHelperMeter:
 
 
 def _connected(path: Path) -> tuple[socket.socket, tuple[Channel, ...]]:
-    """A connection, and the counters behind it."""
+    """Connect to a helper, and return the connection and the helper's counters."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(TIMEOUT_S)

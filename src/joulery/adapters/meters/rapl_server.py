@@ -1,7 +1,7 @@
-"""The privileged side of :mod:`joulery.adapters.meters.rapl_helper`: it reads counters and understands ``r`` alone.
+"""Privileged server for :mod:`joulery.adapters.meters.rapl_helper`: it reads counters and accepts only ``r``.
 
-It opens the counters and its socket as root, then gives root up: the kernel asks for rights when a file is opened, not
-when it is read.
+It opens the counters and its socket as root, then gives up root: the kernel checks permissions when a file is opened,
+not when it is read.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _TICK_S = 0.2
 
 
 class RaplServer:
-    """Answers root, the user who started it, and one group.
+    """Server of RAPL counters for root, the user who started it, and one group.
 
     Args:
         meter: The counters.
         listener: A listening socket.
-        group: Number of the group that is answered.
-        say: Receives what an operator should know, once each.
-        now_s: A monotonic clock.
+        group: Id of the permitted group.
+        say: Receives messages for the operator.
+        now_s: A monotonic clock, seconds.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RaplServer:
         self._answer, self._read_at_s = b"", -math.inf
 
     def serve(self, stop: threading.Event) -> None:
-        """Answer until ``stop`` is set."""
+        """Answer requests until ``stop`` is set."""
         while not stop.is_set():
             self.step(_TICK_S)
         for client in tuple(self._clients):
@@ -67,7 +67,7 @@ class RaplServer:
         self._selector.close()
 
     def step(self, timeout_s: float) -> None:
-        """Answer what has come, waiting at most so long for it."""
+        """Answer pending requests, after waiting for one at most ``timeout_s``."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
@@ -111,7 +111,7 @@ class RaplServer:
             self._hang_up(client)
 
     def _reading(self) -> bytes:
-        """The counters, at most :data:`RENEWED_S` old."""
+        """The answer packet with the counters, at most :data:`RENEWED_S` old."""
         if self._now_s() - self._read_at_s >= RENEWED_S:
             values = self._meter.read()
             self._answer = json.dumps([None if math.isnan(v) else round(v * 1e6) for v in values]).encode()
@@ -127,7 +127,7 @@ class RaplServer:
 
 
 def peer_groups(connection: socket.socket) -> tuple[int, ...]:
-    """The further groups of the other end, as the kernel says; none where it is older than Linux 4.13."""
+    """The supplementary groups of the other end, from the kernel; none on kernels older than Linux 4.13."""
     try:
         packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUP_BYTES)
     except OSError:
@@ -136,7 +136,7 @@ def peer_groups(connection: socket.socket) -> tuple[int, ...]:
 
 
 def group_number(name: str) -> int:
-    """The number of a group.
+    """The id of a group, given by name or number.
 
     Raises:
         ConfigError: There is no such group.
@@ -151,11 +151,11 @@ def group_number(name: str) -> int:
 
 @contextlib.contextmanager
 def listening(path: Path, group: int) -> Iterator[socket.socket]:
-    """A socket that root and one group may connect to; its file is removed at the end.
+    """Open a socket that its owner and one group may connect to; its file is removed at the end.
 
     Raises:
-        ConfigError: Another helper listens there, or the path is something else.
-        CapabilityError: It cannot be made.
+        ConfigError: Another helper listens there, or the path is not a socket.
+        CapabilityError: The socket cannot be created.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

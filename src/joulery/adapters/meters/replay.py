@@ -1,11 +1,11 @@
-"""A recorded trace played again, from its beginning, as fast as it was recorded.
+"""Meter that replays a recorded power trace from its beginning, at the recorded speed.
 
-A recording is a table with one row a reading: ``t_s`` (seconds, any origin) or ``t_ns``, ``device``, ``component``, and
-``power_w`` or ``energy_j`` (cumulative). CSV with a header, or Parquet; the ``power.parquet`` of a run directory is one
-(columns ``t_ns``, ``device``, ``component``, ``unit``, ``value``). ``device`` and ``component`` may be left out: then
-it is ``cpu:0`` and ``package``. A missing value (empty or NaN) is as if it had not been taken.
+A recording is a table with one row for each reading: ``t_s`` (seconds, any origin) or ``t_ns``, ``device``,
+``component``, and ``power_w`` or ``energy_j`` (cumulative). CSV with a header, or Parquet; the ``power.parquet`` of a
+run directory is such a table (columns ``t_ns``, ``device``, ``component``, ``unit``, ``value``). ``device`` and
+``component`` default to ``cpu:0`` and ``package``. A row with a missing value (empty or NaN) is ignored.
 
-What was measured once elsewhere was not measured now: replayed joules are assumed.
+Replayed joules are labelled assumed, because they were not measured in this run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ReplayedChannel:
 
 
 class ReplayMeter:
-    """Plays recordings from the moment it is made; NaN and a note once one is over."""
+    """Meter that replays recordings from its creation on; it gives NaN and a note after a recording's end."""
 
     def __init__(self, recordings: tuple[ReplayedChannel, ...], clock: Callable[[], float] = time.monotonic) -> None:
         self._recordings = recordings
@@ -48,21 +48,21 @@ class ReplayMeter:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """One a recorded channel."""
+        """One channel for each recorded channel."""
         return tuple(recording.channel for recording in self._recordings)
 
     def read(self) -> tuple[float, ...]:
-        """Readings at the same time of the recording: counters in between two readings are interpolated."""
+        """The recorded readings at the elapsed time: counters are interpolated between two readings."""
         at_s = self._clock() - self._start_s
         return tuple(self._read(slot, recording, at_s) for slot, recording in enumerate(self._recordings))
 
     def notes(self) -> tuple[str, ...]:
-        """That this is a replay, and where it ended."""
+        """New notes: that this meter is a replay, and that a recording is over."""
         said, self._notes = tuple(self._notes), []
         return said
 
     def close(self) -> None:
-        """Stop. Safe to call twice."""
+        """Stop the replay. Safe to call twice."""
         self._open = False
 
     def _read(self, slot: int, recording: ReplayedChannel, at_s: float) -> float:
@@ -80,10 +80,10 @@ class ReplayMeter:
 
 
 def open_replay(file: Path) -> ReplayMeter:
-    """A meter that plays a recording.
+    """Open a meter that replays a recording.
 
     Raises:
-        DataError: The file is missing, unreadable, not such a table, not in order of time, or holds nonsense.
+        DataError: The file is missing, unreadable, not such a table, not in order of time, or has invalid values.
     """
     try:
         rows = _parquet_rows(file) if file.suffix == ".parquet" else _csv_rows(file)

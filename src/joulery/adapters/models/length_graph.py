@@ -1,8 +1,8 @@
 """A trained length predictor as one ONNX file: encoder in 8-bit integers where it has one, kernel ridge, every head.
 
 Inputs: ``surface`` float32[features] and, with an encoder, ``tokens`` int64[n]. Outputs: ``raw`` float32[heads], the
-normal score of the length each head expects, and with an encoder ``embedding`` float32[width], its numbers less
-their mean over the prompts it was trained on.
+normal score of the length that each head predicts, and with an encoder ``embedding`` float32[width], the encoder's
+output minus its mean over the training prompts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _OPSET, _IR = 18, 9
 
 
 def build(arrays: Mapping[str, FloatArray], width: float, surface: int, encoder: bytes | None) -> bytes:
-    """The predictor's graph.
+    """Build the predictor's graph.
 
     Args:
         arrays: ``shift``, ``factor``, ``limit``, ``points``, ``norms``, ``weights`` and ``offset`` of the length model.
         width: Factor of the squared distance in the kernel's exponent.
-        surface: How many of the features are the prompt's surface; the rest are the encoder's.
+        surface: Number of features from the prompt's surface; the others are the encoder's.
         encoder: The encoder's own graph, ``tokens`` to one output; None for none.
 
     Raises:
@@ -96,17 +96,17 @@ def _kernel(features: str) -> list[Any]:
 
 
 class LengthGraph:
-    """A predictor's ONNX file, run on the calling thread.
+    """Length predictor of an ONNX file, run on the calling thread.
 
     Args:
         file: The ``.onnx`` file, or its content.
         vocabulary: The encoder's word pieces, one a line, as a file or its content; None where it has no encoder.
-        max_tokens: Tokens of a prompt that are read.
-        last_tokens: How many of them, of a longer prompt, are its last.
+        max_tokens: Most tokens of a prompt that are read.
+        last_tokens: Number of these that are read from the end of a longer prompt.
 
     Raises:
         CapabilityError: onnxruntime is not installed.
-        DataError: The file is no such graph.
+        DataError: The file is not such a graph.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class LengthGraph:
         self._most_tokens, self._last_tokens = max_tokens, last_tokens
 
     def __call__(self, prompt: str, surface: FloatArray) -> tuple[FloatArray, FloatArray | None]:
-        """The raw score of each head, float64[heads], and what the prompt means; None without an encoder."""
+        """The raw score of each head, float64[heads], and the prompt's embedding; None without an encoder."""
         fed: dict[str, Any] = {"surface": surface.astype(np.float32)}
         if self._vocabulary is None:
             return np.asarray(self._session.run(["raw"], fed)[0], np.float64), None

@@ -34,18 +34,18 @@ Weights = Mapping[str, npt.NDArray[np.float32]]
 
 
 class PromptEncoder:
-    """Turns a prompt into 384 numbers: the mean of its tokens after the first layers.
+    """Encoder of prompts as 384 numbers: the mean of a prompt's tokens after the first layers.
 
     Args:
         layers: Transformer layers to keep, 1 to 6.
-        max_tokens: Tokens of a prompt that are read.
-        last_tokens: How many of them, of a longer prompt, are its last; the others are its first.
+        max_tokens: Most tokens of a prompt that are read.
+        last_tokens: Number of these that are read from the end of a longer prompt; the others are its first.
         distilled: Weights of the layers where they are not the package's own.
 
     Attributes:
         graph: Its ONNX graph: ``tokens`` int64[n] to their mean float32[384].
         words: The file of its word pieces.
-        weights: What the graph was made of.
+        weights: The weights in the graph.
 
     Raises:
         CapabilityError: The weights or onnxruntime are not installed.
@@ -74,33 +74,33 @@ class PromptEncoder:
 
     @property
     def name(self) -> str:
-        """Its name, for the record of what a predictor was trained on."""
+        """The encoder's name, recorded with a predictor that was trained on it."""
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}, {self._how}{self.layers} layers, int8"
 
     def __call__(self, prompt: str) -> FloatArray:
-        """The prompt's numbers, float64[384], without unit; any string is accepted."""
+        """Encode a prompt as float64[384], without unit; any string is accepted."""
         return self.of_tokens(self.pieces(prompt))
 
     def pieces(self, prompt: str) -> list[int]:
-        """Numbers of the tokens of a prompt that are read."""
+        """The token numbers of a prompt, limited to those that the encoder reads."""
         return word_pieces(prompt, self._vocabulary, self.max_tokens, self.last_tokens)
 
     def of_tokens(self, tokens: Sequence[int]) -> FloatArray:
-        """The numbers of a text given as tokens, float64[384]."""
+        """Encode a text given as token numbers, float64[384]."""
         return np.asarray(self._session.run(None, {"tokens": np.array(tokens, np.int64)})[0], np.float64)
 
 
 def installed() -> bool:
-    """Whether the weights and onnxruntime are here; imports neither."""
+    """Whether the weights, onnxruntime and onnx are installed; imports none of them."""
     return all(_version(package) is not None for package in (PACKAGE, "onnxruntime", "onnx"))
 
 
 def word_pieces(text: str, vocabulary: Mapping[str, int], most: int, last: int = 0) -> list[int]:
-    """Token numbers of a text as BERT's uncased WordPiece gives them, opened and closed, at most ``most``.
+    """The token numbers of a text by BERT's uncased WordPiece, with opening and closing token, at most ``most``.
 
-    Letters lose case and accents; every mark and symbol stands alone; a word is cut greedily into its longest pieces.
-    Of a text with more, the first ``most - last`` are kept and the last ``last``, the closing one among them: what is
-    asked stands at either end of a long prompt.
+    Letters lose case and accents; every mark and symbol is a word of its own; a word is split greedily into its longest
+    pieces. Of a longer text, the first ``most - last`` and the last ``last`` tokens are kept, including the closing
+    one: the question is at either end of a long prompt.
     """
     words = _words(
         text if len(text) <= 2 * _READ_CHARACTERS else f"{text[:_READ_CHARACTERS]} {text[-_READ_CHARACTERS:]}"
@@ -148,7 +148,7 @@ def read_safetensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
     """The float32 arrays of a safetensors file, by name.
 
     Raises:
-        DataError: It is not such a file.
+        DataError: The file is not a safetensors file.
     """
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")

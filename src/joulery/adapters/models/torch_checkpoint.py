@@ -1,8 +1,8 @@
-"""Tensors of a PyTorch legacy checkpoint (what ``torch.save`` wrote before 1.6), read with numpy alone.
+"""Reader of a PyTorch legacy checkpoint (the format of ``torch.save`` before 1.6), which needs only numpy.
 
 Layout: five pickles one after another (magic number, protocol, system info, the object, the storage keys), then for
 each key an int64 count and that many little-endian elements. A pickle can name any function of any module, so the
-object is read by an unpickler that knows exactly the names a dictionary of tensors needs and refuses every other.
+unpickler accepts only the names that a dictionary of tensors needs and refuses every other.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class _View:
             raise ValueError(f"a tensor reaches element {last} of a storage of {self.storage.count}")
 
     def of(self, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The tensor's own copy of its elements."""
+        """Copy the tensor's elements from the buffer of its storage."""
         steps = tuple(step * buffer.itemsize for step in self.strides)
         window = np.lib.stride_tricks.as_strided(buffer[self.offset :], self.shape, steps, writeable=False)
         return np.array(window, order="C")
 
 
 class _Rebuild:
-    """Stands for ``torch._utils._rebuild_tensor_v2``. No attribute of it can be set by a pickle."""
+    """Stand-in for ``torch._utils._rebuild_tensor_v2``. A pickle cannot set any attribute of it."""
 
     __slots__ = ()
 
@@ -96,13 +96,13 @@ class _Rebuild:
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Knows ordered dictionaries, tensors and storages; refuses every other name."""
+    """Unpickler that accepts ordered dictionaries, tensors and storages, and refuses every other name."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         """The stand-in of a known name.
 
         Raises:
-            UnpicklingError: Any other name.
+            UnpicklingError: The name is any other.
         """
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
@@ -124,7 +124,7 @@ def read_checkpoint(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The tensors of a legacy checkpoint by name, each a contiguous array of its own.
 
     Raises:
-        DataError: The file cannot be read, is no such checkpoint, is damaged, or asks for anything but tensors.
+        DataError: The file cannot be read, is not such a checkpoint, is damaged, or contains anything but tensors.
     """
     try:
         with path.open("rb") as file:

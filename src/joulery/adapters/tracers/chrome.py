@@ -1,8 +1,9 @@
-"""Chrome trace JSON, a block of events at a time: plain or gzipped, an object with ``traceEvents`` or a bare array.
+"""Reader of Chrome trace JSON, one block of events at a time.
 
-A trace of a million events is some 230 MB of text and, parsed whole, some gigabytes of objects. Here the text is cut
-where one event ends and the next begins, and each block is parsed by itself. A cut is tried, not computed: text that
-was cut inside an event, a list or a string is no JSON, so the parser itself recognises a bad cut.
+A file is plain or gzipped, an object with ``traceEvents`` or a bare array. A trace of a million events is some 230 MB
+of text and, parsed whole, some gigabytes of objects. The reader splits the text where one event ends and the next
+begins, and parses each block by itself. It finds a split by trial: text that ends inside an event, a list or a string
+is not valid JSON, so the parser itself rejects a bad split.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _EXACT_US = 2.0**42
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some consecutive events.
+    """Consecutive events of a trace.
 
     Attributes:
-        events: As parsed.
+        events: The parsed events.
         text: The JSON they were parsed from, without the brackets.
     """
 
@@ -53,7 +54,7 @@ class ChromeTrace:
 
     Attributes:
         path: The file.
-        meta: Every other key of the object, those behind the events included; empty for a bare array.
+        meta: Every other key of the object, including the keys behind the events; empty for a bare array.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +65,7 @@ class ChromeTrace:
         """The events in file order.
 
         Raises:
-            DataError: The file cannot be read, ends early, or is no trace.
+            DataError: The file cannot be read, ends early, or is not a trace.
         """
         with open_stream(self.path) as stream:
             rest, bare = self._head(stream)
@@ -95,7 +96,7 @@ class ChromeTrace:
             raise DataError(f"the gzip stream is damaged: {error}", file=str(self.path), hint=_COPY_HINT) from error
 
     def _head(self, stream: IO[bytes]) -> tuple[bytes, bool]:
-        """Text behind the bracket that opens the events, and whether it is a bare array."""
+        """The text behind the bracket that opens the events, and whether the file is a bare array."""
         text = self._read(stream).lstrip(b"\xef\xbb\xbf \t\r\n")
         if text.startswith(b"["):
             return text[1:], True
@@ -116,7 +117,7 @@ class ChromeTrace:
             text += more
 
     def _foot(self, text: bytes, bare: bool) -> None:
-        """Check and keep what follows the events."""
+        """Check the text that follows the events and keep its keys."""
         keys = ({} if not text.strip() else None) if bare else _parsed(b'{"":0' + text)
         if not isinstance(keys, dict):
             raise DataError("truncated or damaged behind the events", file=str(self.path), hint=_COPY_HINT)
@@ -128,7 +129,7 @@ _COPY_HINT = "the program may have died while writing it, or the copy is incompl
 
 
 def open_stream(path: Path) -> IO[bytes]:
-    """Open a file for reading, through gzip where it begins like one.
+    """Open a file for reading, through gzip where it begins with the gzip magic number.
 
     Raises:
         DataError: There is no such file, or it may not be read.
@@ -142,7 +143,7 @@ def open_stream(path: Path) -> IO[bytes]:
 
 
 def stamps_ns(block: Block, stamps: list[Any], *, file: str) -> IntArray:
-    """``ts`` of some events of a block as exact nanoseconds, int64[n].
+    """The time stamps (``ts``) of a block's events as exact nanoseconds, int64[n].
 
     Microseconds with three decimals lose their last digits as floats when they count from 1970 or from some months
     ago; then the digits are read from the text instead.
@@ -150,10 +151,10 @@ def stamps_ns(block: Block, stamps: list[Any], *, file: str) -> IntArray:
     Args:
         block: The block.
         stamps: ``event["ts"]`` of the events that have one, in order, all events of the block.
-        file: For the error.
+        file: The file's name, for the error.
 
     Raises:
-        DataError: A stamp is no finite number.
+        DataError: A stamp is not a finite number, or is beyond the year 2115.
     """
     values = numbers(stamps, "a time stamp", file=file)
     if float(np.max(np.abs(values), initial=0.0)) > _LAST_US:
@@ -172,10 +173,10 @@ def stamps_ns(block: Block, stamps: list[Any], *, file: str) -> IntArray:
 
 
 def numbers(values: list[Any], what: str, *, file: str) -> FloatArray:
-    """Finite numbers as float64[n].
+    """Convert values to finite numbers, float64[n].
 
     Raises:
-        DataError: One of them is none; ``what`` says what it is.
+        DataError: A value is not a finite number; the message names it ``what``.
     """
     try:
         column = np.array(values, np.float64)
@@ -194,7 +195,7 @@ def microseconds_ns(values_us: Any) -> IntArray:
 
 
 def _decimals_ns(written: list[bytes]) -> IntArray:
-    """Decimal microseconds as nanoseconds; all at once where all have three decimals and the same length."""
+    """Decimal microseconds as nanoseconds; vectorised where all have three decimals and the same length."""
     texts = np.array(written)
     digits = texts.view(np.uint8).reshape(len(texts), -1).astype(np.int64) - ord("0")
     width = digits.shape[1]
@@ -220,7 +221,7 @@ def _decimal_ns(text: bytes) -> int:
 
 
 def _whole_events(text: bytes) -> tuple[Block | None, bytes]:
-    """All events that another event follows, and the text from the last one on."""
+    """The events of a text up to its last clean split, and the text from there on."""
     end = len(text)
     for _ in range(_TRIES):
         end = text.rfind(b"}", 0, end)
@@ -246,7 +247,7 @@ def _closing_events(text: bytes) -> tuple[Block | None, bytes]:
 
 
 def _damage(text: bytes) -> str:
-    """Reason why what is left of a trace is no JSON."""
+    """The reason why the rest of a trace is not valid JSON."""
     try:
         orjson.loads(b"[%b]" % text)
     except orjson.JSONDecodeError as error:
@@ -256,7 +257,7 @@ def _damage(text: bytes) -> str:
 
 
 def _parsed(text: bytes) -> Any:
-    """The JSON value, or None when it is none."""
+    """The parsed JSON value, or None where the text is not valid JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Read a recorded trace of any known format, recognised by its content."""
+"""Reader of recorded traces in any known format, recognised by the file's content."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def read_events(path: Path, form: str | None = None, hlo: Sequence[Path] = ()) -
 
     Args:
         path: Kineto JSON, TensorFlow 1 timeline, JAX trace, XLA profile (``.xplane.pb``) or CSV, plain or gzipped.
-        form: One of :data:`FORMATS`; found out from the content when not given.
+        form: One of :data:`FORMATS`; recognised by the content when not given.
         hlo: For JAX traces, files with the compiled programs.
 
     Raises:
-        DataError: The file cannot be read, ends early, or is none of these.
+        DataError: The file cannot be read, ends early, or has none of these formats.
     """
     form = form or recognised(path)
     return _readers(hlo)[form](path)
 
 
 def recognised(path: Path) -> str:
-    """The form of a trace, by its first bytes.
+    """The format of a trace, one of :data:`FORMATS`, by its content.
 
     Raises:
-        DataError: It is none that is known, or cannot be read.
+        DataError: The format is unknown, or the file cannot be read.
     """
     try:
         with open_stream(path) as stream:
@@ -73,7 +73,7 @@ def recognised(path: Path) -> str:
 
 
 def _json_form(head: bytes, more: Callable[[int], bytes], path: Path) -> str:
-    """Kind of a JSON trace, by the first sign found."""
+    """The format of a JSON trace, by the first characteristic text found."""
     while head:
         found = {name: match.start() for name, sign in _SIGNS if (match := sign.search(head))}
         # Kineto's header keys come first in a file, so a sign that only the others have decides.

@@ -1,7 +1,7 @@
-"""Files that recorders inside traced programs write, whatever the framework: settings, marks, clocks.
+"""Settings, marks and clocks of the recorders that run inside traced programs, common to all frameworks.
 
-The recording itself runs inside the program (:mod:`joulery.adapters.tracers.inject`), which is started through the
-program's environment, so that neither its code nor its command changes.
+The recorder itself (:mod:`joulery.adapters.tracers.inject`) is started through the program's environment, so that
+neither the program's code nor its command changes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from joulery.domain.trace.tracing import ClockFit, StepCounts, Steps, TracedSess
 
 
 class RecordingTracer:
-    """Has Python programs record themselves through their environment. A :class:`joulery.domain.ports.Tracer`.
+    """Tracer that starts a recorder inside Python programs through their environment.
+
+    It implements :class:`joulery.domain.ports.Tracer`.
 
     Args:
-        framework: Which one; files are named after it.
-        called: What a program calls that is recorded, in words.
-        read: The events of one cycle's file, and where its clock ranges begin (nanoseconds, of the trace's clock); is
-            called with whether repeated calls of one module are numbered.
+        framework: Name of the framework; files are named after it.
+        called: The kind of call that is recorded, as text.
+        read: Reads one cycle's file: its events, and where its clock ranges begin (nanoseconds, of the trace's clock).
+            The second argument states whether repeated calls of one module are numbered.
     """
 
     def __init__(self, framework: str, called: str, read: Callable[[Path, bool], tuple[EventTrace, IntArray]]) -> None:
         self._framework, self._called, self._read = framework, called, read
 
     def environment(self, folder: str, steps: Steps, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Variables that have a Python program recorded into ``folder`` (which exists), on top of those it inherits."""
+        """Environment variables, on top of ``inherited``, that make a Python program record into an existing folder."""
         start_up = str(Path(inject.__file__).resolve().parent)
         path = os.pathsep.join(filter(None, (start_up, inherited.get("PYTHONPATH"))))
         settings = json.dumps({"framework": self._framework, "folder": str(Path(folder).resolve()), **asdict(steps)})
@@ -46,12 +48,12 @@ class RecordingTracer:
     def recorded(
         self, folder: str, sampler_offset_ns: int | None, *, calls: bool = False
     ) -> tuple[list[TracedSession], list[str]]:
-        """The sessions of every process that recorded itself into a folder, and what went wrong, one sentence each.
+        """The sessions of every process that recorded itself into a folder, and one sentence for each problem.
 
         Args:
             folder: Where they recorded.
-            sampler_offset_ns: Unix minus monotonic nanoseconds on the clock of the power readings; None where there
-                are none.
+            sampler_offset_ns: Unix minus monotonic nanoseconds on the clock of the power readings; None without power
+                readings.
             calls: Number repeated calls of one module, where the framework has modules.
 
         Raises:
@@ -101,7 +103,7 @@ class RecordingTracer:
         return sessions, notes
 
     def step_counts(self, folder: str) -> StepCounts:
-        """Steps of the processes that recorded themselves into a folder and ended orderly, recorded or not."""
+        """All steps, recorded or not, of the processes that recorded into a folder and ended in an orderly way."""
         ends = {
             int(entry["pid"]): entry for entry in _marks(Path(folder), self._framework, []) if entry["kind"] == "end"
         }
@@ -112,7 +114,7 @@ class RecordingTracer:
         return total
 
     def leftovers(self, folder: str) -> None:
-        """Delete what was recorded, after it has been read.
+        """Delete the recorded files, after they have been read.
 
         Raises:
             DataError: A file cannot be deleted.
@@ -128,10 +130,10 @@ class RecordingTracer:
 
 
 def clock_fit(starts: IntArray, marks: IntArray, sampler_offset_ns: int | None) -> ClockFit:
-    """Tie the clock of a trace to that of the power readings.
+    """Estimate the offset from the clock of a trace to the clock of the power readings.
 
     At each mark the program noted the system's clocks just before and just after a range of the trace began. The
-    monotonic clock ties them to the sampler, which a step of the Unix clock in between does not disturb.
+    monotonic clock relates these stamps to the sampler, so a step of the Unix clock in between has no effect.
 
     Args:
         starts: Where the ranges begin on the clock of the trace, nanoseconds, int64[m].
@@ -152,7 +154,7 @@ def clock_fit(starts: IntArray, marks: IntArray, sampler_offset_ns: int | None) 
 
 
 def _marks(folder: Path, framework: str, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """The marks of every process, in order; a torn last line becomes a note."""
+    """The marks of every process, in order; an incomplete line becomes a note."""
     for marks in sorted(folder.glob(f"{framework}-*.marks")):
         for line in marks.read_text(encoding="utf-8").splitlines():
             try:

@@ -1,6 +1,6 @@
-"""Components of qualified names for places in a program's source: ``train.py:31 step``.
+"""Qualified-name components for places in a program's source, such as ``train.py:31 step``.
 
-Frames of the frameworks and of the standard library say nothing about the program and are left out.
+Frames of the frameworks and of the standard library are left out, for they are not part of the program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCRIPTED = re.compile(r"(?P<name>\w+)\(\w*\)::")
 
 
 def source_component(file: str, line: int | str, function: str) -> str:
-    """Component for a place; empty for code of a framework and of the standard library.
+    """The component for a source line; empty for code of a framework and of the standard library.
 
     Code outside every function is named after its file.
 
@@ -48,9 +48,9 @@ def source_component(file: str, line: int | str, function: str) -> str:
 
 
 def called_below(path: str, component: str) -> str:
-    """Path of a function that is called at ``path``; a file that only calls functions is left out.
+    """The path of a function that is called at ``path``; a file that only calls functions is left out.
 
-    A place below itself is that place: XLA lists it again for what it calls in a loop.
+    A component below itself is not repeated: XLA lists a place again for its calls in a loop.
     """
     caller = path.rpartition("/")[2]
     if component == caller:
@@ -59,13 +59,13 @@ def called_below(path: str, component: str) -> str:
 
 
 def frame_component(name: str) -> str:
-    """Component for a Python frame as PyTorch writes it, ``train.py(31): step``; empty where it says nothing."""
+    """The component for a Python frame in PyTorch's format, ``train.py(31): step``; empty for any other text."""
     match = _FRAME.match(name)
     return source_component(*match.groups()) if match else ""
 
 
 def written_path(arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Path that the arguments of an operation say, and whether it is of modules; else of functions that called it.
+    """The path in the arguments of an operation, and whether it consists of modules rather than of calling functions.
 
     >>> written_path({"Module Hierarchy": "TOP()::<forward op>.blocks(Sequential)::forward.0(Linear)::forward."})
     ('blocks_0', True)

@@ -1,11 +1,11 @@
-"""Events and power as plain tables: what any program in any language can write.
+"""Readers of events and power in CSV tables, which a program in any language can write.
 
-Events: ``op,start_ns,dur_ns,device,lane,phase``; the last two columns, or cells of theirs, may be left out. Power:
+Events: ``op,start_ns,dur_ns,device,lane,phase``; the last two columns, or single cells in them, may be left out. Power:
 ``t_ns,device`` and ``power_w`` (instantaneous) or ``counter_j`` (cumulative); ``component``, ``averaging_s``,
 ``wrap_j`` and ``quality`` may be added. CSV with a header, plain or gzipped; other columns are ignored.
 
-Programs write these tables, of any length, with commas and decimal points: they are read in pieces, where
-:mod:`joulery.tabular` holds a whole table. Encodings and other files are recognised as there.
+The tables may have any length and use commas and decimal points. They are read in chunks, whereas
+:mod:`joulery.tabular` holds a whole table. Encodings and other kinds of files are recognised as in that module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_event_table(path: Path) -> EventTrace:
     """The events of a CSV table.
 
     Raises:
-        DataError: The file cannot be read, a column is missing, or a cell is no such value.
+        DataError: The file cannot be read, a column is missing, or a cell has an invalid value.
     """
     kinds = {"op": "text", "start_ns": "int", "dur_ns": "int", "device": "text", "lane": "text", "phase": "text"}
     table = _read(path, kinds, required=EVENT_COLUMNS[:4])
@@ -71,17 +71,17 @@ def read_event_table(path: Path) -> EventTrace:
 
 
 def read_power_table(path: Path, *, period_s: float | None = None) -> list[PowerTrace]:
-    """The channels of a CSV table of power, one a (device, component).
+    """The channels of a CSV table of power, one for each (device, component).
 
-    Readings may come in any order; of equal stamps the last one counts. A device that has both columns is read from
-    its counter. The sampling period is the median distance of two readings.
+    Readings may be in any order; of equal stamps the last one counts. A device that has both columns is read from
+    its counter. The sampling period is the median interval between two readings.
 
     Args:
         path: The file.
-        period_s: Sampling period, where the table has only one reading or states it wrong.
+        period_s: Sampling period, where the table has only one reading or its stamps imply a wrong one.
 
     Raises:
-        DataError: The file cannot be read, a column is missing, or a cell is no such value.
+        DataError: The file cannot be read, a column is missing, or a cell has an invalid value.
     """
     kinds = {
         "t_ns": "int",
@@ -165,7 +165,7 @@ class _Table:
     Attributes:
         rows: Its rows.
         numbers: Columns of whole or decimal numbers, int64[n] or float64[n].
-        texts: Distinct strings of the other columns, and the index of each row's, int64[n].
+        texts: Distinct strings of the other columns, and the index of each row's string, int64[n].
     """
 
     rows: int
@@ -177,7 +177,7 @@ class _Table:
 
 
 def _read(path: Path, kinds: Mapping[str, str], required: tuple[str, ...]) -> _Table:
-    """The known columns of a CSV file, read in pieces so that a long one takes little memory."""
+    """Read the known columns of a CSV file, in chunks so that a long file takes little memory."""
     try:
         with open_stream(path) as stream:
             encoding = encoding_of(stream.read(_BEGINNING), path)
@@ -225,7 +225,7 @@ def _collected(path: Path, reader: Iterator[list[str]], header: list[str], kinds
 
 
 def _numbers(path: Path, name: str, cells: Sequence[str], *, whole: bool, first_row: int) -> FloatArray | IntArray:
-    """A piece of a column of numbers; a missing decimal number is NaN."""
+    """Parse a chunk of a column of numbers; a missing decimal number becomes NaN."""
     try:
         if whole:
             return np.fromiter(map(int, cells), np.int64, len(cells))
@@ -265,7 +265,7 @@ def _float(table: _Table, name: str) -> FloatArray:
 
 
 def _coded(table: _Table, name: str, path: Path, *, missing: bool = False) -> tuple[list[str], IntArray]:
-    """Distinct strings of a column and the index of each row's."""
+    """The distinct strings of a column, and the index of each row's string."""
     if name not in table.texts:
         return [""], np.zeros(table.rows, np.int64)
     texts, indices = table.texts[name]

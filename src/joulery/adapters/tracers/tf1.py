@@ -1,7 +1,7 @@
-"""TensorFlow 1 timelines: ``Timeline(step_stats).generate_chrome_trace_format()`` of a traced ``Session.run``.
+"""Reader of TensorFlow 1 timelines: ``Timeline(step_stats).generate_chrome_trace_format()`` of a ``Session.run``.
 
 Node names are qualified names already. A device has several tracks: ``/job:.../device:GPU:0 Compute`` shows the host
-launching operations, ``/device:GPU:0/stream:16 Compute`` what the GPU ran. Only the second kind is GPU time.
+launching operations, ``/device:GPU:0/stream:16 Compute`` the work on the GPU. Only the second kind is GPU time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _collect(
     feeds: set[tuple[str, str]],
     file: str,
 ) -> None:
-    """Add a block's track names, its (name, type, process, thread, start_ns, dur_us), and the dataflow."""
+    """Collect a block's track names, event rows (name, type, process, thread, start_ns, dur_us) and dataflow."""
     at = 0
     event: Any = None
     try:
@@ -133,9 +133,9 @@ def _trace(
 
 
 def gradient_scopes(names: Iterable[str]) -> frozenset[str]:
-    """Top scopes that ``tf.gradients`` made: called ``gradients`` or ``gradients_2`` and holding a ``..._grad`` scope.
+    """The top scopes that ``tf.gradients`` created: ``gradients`` or ``gradients_2`` with a ``..._grad`` scope inside.
 
-    A module that merely has that name holds none.
+    A module that merely has that name contains no such scope.
     """
     found = set()
     for name in names:

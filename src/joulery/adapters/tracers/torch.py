@@ -1,4 +1,4 @@
-"""PyTorch programs: how to have them recorded, and what the recording says."""
+"""Tracer for PyTorch programs: starts the recorder and reads the recordings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from joulery.domain.trace.events import EventTrace
 
 
 class TorchTracer(RecordingTracer):
-    """Has PyTorch programs record themselves."""
+    """Tracer that records PyTorch programs from inside."""
 
     def __init__(self) -> None:
         super().__init__("torch", "PyTorch module", _read)

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: joules and grams of steps and epochs among the logs that Trainer hands to its loggers."""
+"""Callback for the Hugging Face Trainer that adds joules and grams of steps and epochs to the Trainer's logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from joulery.domain.energy.footprint import Footprint
 
 
 class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # the package is not there where types are checked
-    """Logs ``joulery/step_energy_j``, ``joulery/epoch_energy_j``, ``joulery/run_energy_j``, grams and watts.
+    """Trainer callback that logs the energy, carbon and power of a training run.
+
+    It logs ``joulery/step_energy_j``, ``joulery/epoch_energy_j``, ``joulery/run_energy_j``, grams and watts.
 
     ::
 
@@ -21,9 +23,9 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # the package
         trainer.train()
         print(energy.footprint)
 
-    :meth:`attach` puts it before the callbacks of W&B, MLflow and TensorBoard, which then log its figures too; as
-    ``Trainer(callbacks=[...])`` it comes behind them, and its figures are in ``state.log_history`` alone. Figures of a
-    step are means since the last log (``logging_steps``).
+    :meth:`attach` inserts the callback before those of W&B, MLflow and TensorBoard, which then log its figures too.
+    Passed as ``Trainer(callbacks=[...])``, it runs after them, and its figures are only in ``state.log_history``.
+    Figures of a step are means since the last log (``logging_steps``).
 
     Args:
         options: As for ``joulery.Meter``.
@@ -35,37 +37,37 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # the package
 
     @property
     def footprint(self) -> Footprint | None:
-        """The run's cost on this node; None before it has ended, and in processes that do not measure."""
+        """Energy and carbon of the run on this node; None before its end, and in processes that do not measure."""
         return self._meter.footprint
 
     @property
     def job(self) -> MultiNodeEnergy | None:
-        """The job's energy on all its nodes; None before the run has ended, and where there is one node."""
+        """Energy of the job on all its nodes; None before the run has ended, and for a job on one node."""
         return self._meter.job
 
     def attach(self, trainer: Any) -> HuggingFaceCallback:
-        """Add it to a trainer, before the callbacks that log; itself."""
+        """Add this callback to a trainer, before the callbacks that log; return the callback."""
         trainer.callback_handler.callbacks.insert(0, self)
         return self
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer: training begins."""
+        """Start the measurement (called by Trainer)."""
         self._meter.begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer: an epoch begins."""
+        """Start the window of an epoch (called by Trainer)."""
         self._meter.epoch_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer: an optimiser step has ended."""
+        """Count an optimiser step (called by Trainer)."""
         self._meter.step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer: an epoch has ended; its figures are in the next log."""
+        """End the window of an epoch; the next log contains its figures (called by Trainer)."""
         self._epoch = self._meter.epoch_ends()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Trainer: logs are about to be written."""
+        """Add the figures to the logs before they are written (called by Trainer)."""
         if logs is None:
             return
         figures = {**self._meter.metrics(), **self._epoch}
@@ -75,5 +77,5 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # the package
             state.log_history[-1].update(figures)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer: training has ended."""
+        """End the measurement (called by Trainer)."""
         self._meter.end()

@@ -1,7 +1,7 @@
-"""Energy of a training job over all its nodes: each node writes its sums to the job's own key-value store (PyTorch's).
+"""Energy of a training job on several nodes: each node writes its totals to the job's key-value store (PyTorch's).
 
-The store is the one at ``MASTER_ADDR:MASTER_PORT`` by which the processes of the job find each other. Leaving and
-looking wait for no other node: a node that is late, or is gone, delays no other.
+It is the store at ``MASTER_ADDR:MASTER_PORT`` by which the processes of the job find each other. Writing and reading
+do not wait for other nodes, so a node that is late or has failed does not delay the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from joulery.runtime.measuring.terms import MeasureWarning
 
 CONNECT_S = 5.0
 LAST_WAIT_S = 5.0
-"""Time that the first node waits at the end for the last sums of the others."""
+"""Seconds that the first node waits at the end for the final totals of the others."""
 _POLL_S = 0.1
 _RAY = ("NODE_RANK", "RANK", "WORLD_SIZE")
 
@@ -46,14 +46,14 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MultiNodeEnergy:
-    """Energy of a job on all its nodes.
+    """Energy and carbon of a training job on all its nodes.
 
     Attributes:
         energy_j: Joules of the nodes that reported.
-        carbon_g: Their grams; None where those of a node are not known.
-        nodes: Nodes of the job.
-        reported: Nodes that reported; the joules are the whole job's where it equals ``nodes``.
-        final: Whether all of them reported after their last step.
+        carbon_g: Grams of these nodes; None where those of one of them are not known.
+        nodes: Number of nodes of the job.
+        reported: Number of nodes that reported; if it equals ``nodes``, ``energy_j`` covers the whole job.
+        final: Whether all nodes of the job reported after their last step.
     """
 
     energy_j: float
@@ -69,20 +69,20 @@ class MultiNodeEnergy:
         return ", ".join(parts if self.final else [*parts, "not all nodes have ended"])
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The fields as a JSON-ready dictionary."""
         return asdict(self)
 
 
 class JobBoard:
-    """Sums of the nodes of one job.
+    """Energy totals that the nodes of one training job share through its key-value store.
 
     Args:
         store: The store of the job.
-        node, nodes: This node's number, and how many there are; 0 where the launcher does not say (Ray Train): then
+        node, nodes: This node's number, and the number of nodes; 0 where the launcher does not set it (Ray Train): then
             every process of the job joins, and the number is known once all have.
         now_s: A monotonic clock.
-        sleep: Waits.
-        ranks: Processes of a job whose launcher does not say on how many nodes it runs.
+        sleep: Waits for a number of seconds.
+        ranks: Number of processes of a job whose launcher does not set the number of nodes.
     """
 
     def __init__(
@@ -102,22 +102,22 @@ class JobBoard:
         self._members: dict[int, Mapping[str, int]] = {}
 
     def join(self, rank: int, pid: int) -> None:
-        """Say on which node a process of the job runs.
+        """Register the node on which a process of the job runs.
 
         Args:
-            rank: Its rank in the job.
-            pid: Its number there.
+            rank: Rank of the process in the job.
+            pid: Its process id on that node.
         """
         text = json.dumps({"node": self.node, "pid": pid})
         self._guarded(lambda: self._store.set(f"rank/{rank}", text))
 
     def pids(self) -> frozenset[int]:
-        """The processes of the job on this node that have joined."""
+        """Process ids of the job's processes on this node that have joined."""
         self._look_around()
         return frozenset(one["pid"] for one in self._members.values() if one["node"] == self.node)
 
     def _look_around(self) -> None:
-        """Read who has joined; the nodes are known once all have."""
+        """Read the processes that have joined; set the number of nodes once all have."""
         for rank in range(self._ranks):
             if rank not in self._members and (member := self._guarded(partial(self._read, f"rank/{rank}"))):
                 self._members[rank] = member
@@ -125,7 +125,7 @@ class JobBoard:
             self.nodes = 1 + max(one["node"] for one in self._members.values())
 
     def put(self, energy_j: float, carbon_g: float | None, *, final: bool = False) -> None:
-        """Leave the sums of this node.
+        """Write the totals of this node to the store.
 
         Args:
             energy_j: Joules of the run so far.
@@ -136,7 +136,7 @@ class JobBoard:
         self._guarded(lambda: self._store.set(_key(self.node), text))
 
     def job(self) -> MultiNodeEnergy | None:
-        """Sums of the nodes that have reported; None where none has, there is one node, or the store is lost."""
+        """Total of the nodes that have reported; None where none has, the job has one node, or the store is lost."""
         self._look_around()
         if self.nodes < 2:
             return None
@@ -155,7 +155,7 @@ class JobBoard:
         )
 
     def last(self, wait_s: float = LAST_WAIT_S) -> MultiNodeEnergy | None:
-        """Sums of the nodes once all have ended, or after ``wait_s``."""
+        """Total of the nodes once all have ended, or after ``wait_s``."""
         end_s = self._now_s() + wait_s
         job = self.job()
         while job is not None and not job.final and self._now_s() < end_s:
@@ -170,7 +170,7 @@ class JobBoard:
         return found
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
-        """Do it; None, and a warning the first time, where the store is gone."""
+        """Call ``act``; where the store is lost, return None and warn once."""
         if self._lost:
             return None
         try:
@@ -187,9 +187,9 @@ def in_ray(environment: Mapping[str, str]) -> bool:
 
 
 def open_board(environment: Mapping[str, str]) -> JobBoard | None:
-    """The board of a job on several nodes, or of one that Ray Train started.
+    """Open the board of a job on several nodes, or of a job that Ray Train started.
 
-    None for a job of torchrun or srun on one node, and with a warning where there is no store.
+    Returns None for a job of torchrun or srun on one node; returns None and warns where there is no store.
     """
     place, ray = job_place(environment), in_ray(environment)
     if place.nodes < 2 and not ray:

@@ -1,4 +1,4 @@
-"""Lightning: joules and grams of steps and epochs, written to the loggers of the trainer."""
+"""Callback for Lightning that writes joules and grams of steps and epochs to the loggers of the trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _Callback: Any = importlib.import_module("pytorch_lightning" if _OLD else "light
 
 
 class LightningCallback(_Callback):  # type: ignore[misc]  # the package is not there where types are checked
-    """Logs ``joulery/step_energy_j``, ``joulery/epoch_energy_j``, ``joulery/run_energy_j``, grams and watts.
+    """Lightning callback that logs the energy, carbon and power of a training run.
+
+    It logs ``joulery/step_energy_j``, ``joulery/epoch_energy_j``, ``joulery/run_energy_j``, grams and watts.
 
     ::
 
@@ -35,38 +37,38 @@ class LightningCallback(_Callback):  # type: ignore[misc]  # the package is not 
 
     @property
     def footprint(self) -> Footprint | None:
-        """The run's cost on this node; None before it has ended, and in processes that do not measure."""
+        """Energy and carbon of the run on this node; None before its end, and in processes that do not measure."""
         return self._meter.footprint
 
     @property
     def job(self) -> MultiNodeEnergy | None:
-        """The job's energy on all its nodes; None before the run has ended, and where there is one node."""
+        """Energy of the job on all its nodes; None before the run has ended, and for a job on one node."""
         return self._meter.job
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning: training begins."""
+        """Start the measurement (called by Lightning)."""
         self._meter.begin()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning: an epoch begins."""
+        """Start the window of an epoch (called by Lightning)."""
         self._meter.epoch_begins()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Lightning: a batch was trained on."""
+        """Count a trained batch; log the figures every ``log_every_n_steps`` batches (called by Lightning)."""
         self._meter.step()
         if (batch_idx + 1) % max(1, trainer.log_every_n_steps) == 0:
             self._log(trainer, self._meter.metrics())
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning: an epoch has ended."""
+        """End the window of an epoch and log its figures (called by Lightning)."""
         self._log(trainer, self._meter.epoch_ends())
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Lightning: training has ended."""
+        """End the measurement (called by Lightning)."""
         self._meter.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Lightning: training was interrupted."""
+        """End the measurement of an interrupted training run (called by Lightning)."""
         self._meter.end()
 
     def _log(self, trainer: Any, figures: dict[str, float]) -> None:

@@ -1,8 +1,8 @@
 """Joules and grams of a training run by step and epoch, for the callbacks of any framework.
 
 One process of a node measures: the one of local rank 0, for all processes that its launcher (torchrun) started. In a
-job on several nodes each leaves its sums for the first, which logs those of the job beside its own. Nothing here ever
-ends a training run: what fails is warned of, and the metrics stay out.
+job on several nodes each node reports its totals to the first, which logs those of the job beside its own. An error of
+the measurement never ends a training run: it is a warning, and the metrics are left out.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class TrainingMeter:
-    """Windows of one training run.
+    """Measures one training run: the run, its epochs and its steps.
 
     Args:
         options: Keyword arguments of ``joulery.Meter``.
         open_meter: Makes the meter.
         here: Whether this process measures.
         board: Opens the board of a job on several nodes; None for a job on one.
-        joins: Whether processes that do not measure join the board too (Ray Train; found out when None).
+        joins: Whether processes that do not measure join the board too; None: only under Ray Train.
 
     Attributes:
-        footprint: What the run cost on this node; None before it has ended, and in processes that do not measure.
-        job: What the run drew on all nodes; None before it has ended, and where there is one node.
+        footprint: Energy and carbon of the run on this node; None before its end, and in processes that do not measure.
+        job: Energy of the job on all its nodes; None before the run has ended, and for a job on one node.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class TrainingMeter:
         self._epoch: Footprint | None = None
 
     def begin(self) -> None:
-        """The run begins."""
+        """Start the measurement of the run."""
         if self._here and self._meter is None:
             self._guarded(self._begin)
         elif not self._here and self._joins and self._board is None:
             self._board = self._open_board()  # which joins it
 
     def step(self) -> None:
-        """A step has ended."""
+        """Count a step that has ended."""
         self._steps += 1
 
     def epoch_begins(self) -> None:
-        """An epoch begins."""
+        """Start the window of an epoch."""
         meter = self._meter
         if meter is not None and EPOCH not in meter.open_windows:
             self._guarded(lambda: meter.begin_window(EPOCH, sync=False))
 
     def epoch_ends(self) -> dict[str, float]:
-        """An epoch has ended; its metrics, empty where nothing measures."""
+        """End the window of an epoch and return its metrics; empty where this process does not measure."""
         meter = self._meter
         if meter is None or EPOCH not in meter.open_windows:
             return {}
@@ -97,7 +97,7 @@ class TrainingMeter:
         return {} if self._epoch is None else _metrics(self._epoch, "epoch")
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of a step since the last call, and of the run so far; empty where nothing measures."""
+        """Metrics of the mean step since the last call, and of the run; empty where this process does not measure."""
         meter = self._meter
         if meter is None or STEPS not in meter.open_windows:
             return {}
@@ -113,7 +113,7 @@ class TrainingMeter:
         return found
 
     def end(self) -> None:
-        """The run has ended, well or not. Safe to call twice."""
+        """End the measurement, whether the run succeeded or failed. Safe to call twice."""
         meter, self._meter = self._meter, None
         if meter is None:
             return
@@ -134,7 +134,7 @@ class TrainingMeter:
             meter.begin_window(name, sync=True)
 
     def _job_metrics(self, so_far: Footprint) -> dict[str, float]:
-        """Metrics of the whole job by what its nodes reported last; empty for one node, or while a node is missing."""
+        """Metrics of the job; its energy only once every node has reported. Empty for a job on one node."""
         if self._board is None:
             return {}
         self._board.put(so_far.energy_j, _carbon_g(so_far))
@@ -149,7 +149,7 @@ class TrainingMeter:
         return found
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
-        """Do it; None and a warning where joulery cannot."""
+        """Call ``act``; return None and warn where joulery raises an error."""
         try:
             return act()
         except JouleryError as error:
@@ -158,7 +158,7 @@ class TrainingMeter:
 
 
 class TrainingJobMeter(TrainingMeter):
-    """Joules and grams of a training loop of one's own, in a job of any number of processes and nodes.
+    """Measures a custom training loop, in a job of any number of processes and nodes.
 
     ::
 
@@ -168,8 +168,9 @@ class TrainingJobMeter(TrainingMeter):
                 energy.step()
         print(energy.footprint, energy.job)
 
-    Every process of the job enters it (torchrun, Ray Train, srun): one of each node measures, and the first node knows
-    the sum of all. :meth:`metrics` has the figures of the steps since it was called last, for any logger.
+    Enter it in every process of the job (torchrun, Ray Train, srun): one process of each node measures, and the first
+    node has the total of all nodes. :meth:`metrics` returns the figures of the steps since its last call, for any
+    logger.
 
     Args:
         options: As for ``joulery.Meter``.
@@ -197,6 +198,6 @@ def _metrics(footprint: Footprint, of: str) -> dict[str, float]:
 
 
 def _carbon_g(footprint: Footprint) -> float | None:
-    """Grams, where the intensity of all its joules is known."""
+    """Grams of a footprint; None unless the intensity of all its joules is known."""
     known = footprint.carbon_g is not None and footprint.carbon_coverage_ratio == 1
     return footprint.carbon_g if known else None

@@ -1,4 +1,4 @@
-"""Joint plans of a site over a price and a load: made within a limit of CPU time, kept in a file, looked up there."""
+"""Joint plans of a site over ranges of price and load: made within a limit of CPU time, and looked up from a file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from joulery.policies.placement.joint.planner import quality_of_fleet
 from joulery.policies.placement.joint.problem import JointRequest, JointService
 
 LIMIT_S = 600.0
-"""CPU time that an envelope may take where no limit is given."""
+"""Default limit of the CPU time of an envelope, seconds."""
 SURE_RATIO = 0.005
-"""Largest excess of a look-up over the best plan, as far as the envelope knows, before a plan is made again."""
+"""Largest known excess of a look-up over the best plan; above it, a new plan is made."""
 _METHOD = "looked up in an envelope"
 
 
@@ -32,12 +32,12 @@ class FoundPlan:
     """Result of a look-up.
 
     Attributes:
-        plan: The plan at the load that was asked for.
-        name: Its name in the envelope.
-        load, price: What was asked for.
-        regret: How far it may be above the best plan there is.
-        saved_ratio: What a plan made again for just this load and price costs less than the one that was kept, as a
-            ratio of the latter; None where none was made.
+        plan: The plan at the requested load.
+        name: Name of the plan in the envelope.
+        load, price: The requested load and price.
+        regret: Bounds on the plan's excess cost over the best possible plan.
+        saved_ratio: Saving of a new plan for this load and price, relative to the cost of the kept plan; None where no
+            new plan was made.
     """
 
     plan: ProvisionPlan
@@ -57,19 +57,19 @@ def site_envelope(
     cpu_s: Callable[[], float] = time.process_time,
     progress: Callable[[int, float], None] = lambda loads, error_ratio: None,
 ) -> Envelope:
-    """The envelope of a site.
+    """Make the envelope of a site.
 
     Args:
         site: The site.
-        g_per_kwh: Carbon intensity; the site's when None. Without any, energy is priced instead of carbon.
+        g_per_kwh: Carbon intensity; the site's when None. If neither is given, energy is priced instead of carbon.
         loads: The lowest and the highest load, as ratios of the services' rates.
         limit_s: CPU time after which no further load is planned for.
-        effort: How hard to try.
-        cpu_s: CPU time of this process.
-        progress: Called with how many loads are planned for, and the greatest error ratio left.
+        effort: Effort of the search.
+        cpu_s: Returns the CPU time of this process.
+        progress: Called with the number of loads planned for, and the largest remaining error ratio.
 
     Raises:
-        ConfigError: The site says too little.
+        ConfigError: The site lacks a setting that the plan needs.
         InfeasibleError: Not even the lowest load can be served.
     """
     request, axis = _asked(site, g_per_kwh)
@@ -79,21 +79,21 @@ def site_envelope(
 
 
 def look_up(site: Site, file: Path, load: float, price: float, *, as_kept: bool = False) -> FoundPlan:
-    """The plan of an envelope file for a load and a price.
+    """Look up the plan of an envelope file for a load and a price.
 
-    Where the envelope knows its cost to no more than 0.5 %, a plan is made again for this load and price, beginning
-    with those kept for loads beside it, and the better of the two is returned.
+    If the kept plan may cost over 0.5 % more than the best, a new plan is made for this load and price, starting from
+    those kept for neighbouring loads, and the better of the two is returned.
 
     Args:
         site: The site.
         file: The envelope.
-        load, price: What is looked up.
-        as_kept: Return the plan that is kept, however far it may be from the best.
+        load, price: The load and the price to look up.
+        as_kept: Whether to return the kept plan, however far it may be from the best.
 
     Raises:
-        DataError: The file is no envelope, or was made for another site.
-        ConfigError: The load or the price is no number from 0.
-        InfeasibleError: The load is above all that the envelope was made for.
+        DataError: The file is not an envelope, or was made for another site.
+        ConfigError: The load or the price is not a number of 0 or more.
+        InfeasibleError: The load is above the highest load of the envelope.
     """
     envelope = read_envelope(file)
     request, _ = _asked(site, envelope.axis.g_per_kwh)
@@ -142,10 +142,10 @@ def _kept(request: JointRequest, envelope: Envelope, load: float, price: float) 
 
 
 def point_of(text: str) -> tuple[float, float]:
-    """A load and a price as a flag has them: ``0.8`` or ``0.8,0.1``.
+    """Parse the load and the price of a flag: ``0.8`` or ``0.8,0.1``.
 
     Raises:
-        ConfigError: They are no numbers.
+        ConfigError: They are not valid numbers.
     """
     parts = [part.strip() for part in text.split(",")]
     try:
@@ -166,7 +166,7 @@ def _asked(site: Site, g_per_kwh: float | None) -> tuple[JointRequest, PriceAxis
     """The request at load 1, and the price axis.
 
     Raises:
-        ConfigError: Carbon has a weight and no intensity, or the site says too little.
+        ConfigError: Carbon has a weight and no intensity, or the site lacks a setting that the plan needs.
     """
     plan = site.plan
     intensity = plan.g_per_kwh if g_per_kwh is None else g_per_kwh
@@ -186,7 +186,7 @@ def _asked(site: Site, g_per_kwh: float | None) -> tuple[JointRequest, PriceAxis
 
 
 def _words(request: JointRequest) -> str:
-    """Identity of a site's envelope: services, types, rules."""
+    """Identity of a site's envelope as text: services, types, rules."""
     services = {
         each.workload.id: [
             [[variant.model, None if math.isnan(variant.accuracy_ratio) else variant.accuracy_ratio]]
@@ -215,7 +215,7 @@ def _words(request: JointRequest) -> str:
 
 
 def _limits(service: JointService) -> list[object]:
-    """Memory, replicas and market of a service; nothing where it states none of them."""
+    """Memory, replicas and market of a service; empty where all are at their defaults."""
     workload = service.workload
     memory = [service.answered_by(at).memory_bytes for at in range(len(service.variants))]
     if workload.replicas_min == 1 and not workload.spot and all(each is None for each in memory):
@@ -224,10 +224,10 @@ def _limits(service: JointService) -> list[object]:
 
 
 def _check_site(file: Path, was: str, now: str) -> None:
-    """Refuse an envelope that was made for something else.
+    """Raise if the envelope was made for another site.
 
     Raises:
-        DataError: It was.
+        DataError: The site has changed.
     """
     if was == now:
         return

@@ -21,12 +21,12 @@ _HINT = "write one with: joulery plan SITE --preset joint --envelope --out FILE"
 
 
 def envelope_document(envelope: Envelope) -> dict[str, Any]:
-    """The envelope as one JSON object: its plans, what is best where, and how far look-ups may be off.
+    """The envelope as one JSON object: its plans, the ranges where each is best, and the error bounds of look-ups.
 
-    ``points`` are the loads and prices that plans were made for, with what is proven there: no plan costs less than
-    ``bound``. ``plans`` hold the GPUs at each plan's own ``load``. At a lower load requests, and the watts that they
-    draw, are in proportion. ``frontier`` lists, for each load, the plans that are best there and from which price to
-    which.
+    ``points`` are the loads and prices that plans were made for, with a proven bound: no plan costs less there than
+    ``bound``. ``plans`` contain the GPUs at each plan's own ``load``. At a lower load, requests and the watts of
+    requests scale in proportion. ``frontier`` lists, for each load, the best plans and the range of prices in which
+    each is best.
     """
     axis = envelope.axis
     return {
@@ -80,7 +80,7 @@ def read_envelope(file: Path) -> Envelope:
     """Read an envelope that :func:`envelope_document` describes.
 
     Raises:
-        DataError: The file cannot be read, or is no envelope.
+        DataError: The file cannot be read, or is not an envelope.
     """
     document = require_json(file)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
@@ -129,7 +129,7 @@ def _point(point: dict[str, Any]) -> PlannedPoint:
 
 
 def _made(plan: dict[str, Any]) -> float:
-    """The load a plan was made for, where it serves a higher one."""
+    """Load that a plan was made for, where its ``load`` is higher; else 0."""
     load, made = _positive(plan["load"]), _positive(plan.get("made_load", plan["load"]))
     return made if made < load else 0.0
 

@@ -1,4 +1,4 @@
-"""Preset joint: from a site file to a plan over all knobs at once, judged by simulation before it is returned."""
+"""Preset joint: plan a site over all settings at once, and check the plan by simulation."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from joulery.policies.placement.provisioning.planner import POLICIES, provision
 from joulery.sim.placement.plan_judge import PlanVerdict, judge_layouts, judge_plan
 
 KNOBS = "knobs"
-"""Name under ``--compare`` of dedicated GPUs, single knobs and one planner after the other."""
+"""Name under ``--compare`` of the baselines: dedicated GPUs, single knobs, and one planner after the other."""
 _CUTS = 3
-"""Number of times that a plan that misses an SLO in simulation is made again with larger margins."""
+"""Number of times that a plan is remade with larger margins while it misses an SLO in simulation."""
 _LEAST_CUT = 0.02
-"""By how much a margin grows at least."""
+"""Smallest increase of a margin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class JointSitePlan:
         plan: The plan.
         others: Plans to compare with.
         margin_ratio: Safety margin on latencies and demands.
-        verdict: What a simulation saw of it; None where the site wants none.
-        moves: What changes of the running plan; None without one.
-        looser_slos: What longer SLOs would save; empty where that was not asked for.
+        verdict: Result of simulating the plan; None where the site disables simulation.
+        moves: Changes of the running plan; None without one.
+        looser_slos: Savings from longer SLOs; empty where they were not requested.
     """
 
     plan: ProvisionPlan
@@ -77,12 +77,12 @@ def plan_joint_site(
         g_per_kwh: Carbon intensity; the site's when None.
         lock: Knobs to leave alone.
         compare: ``knobs``, or policies of shares.
-        running: The joint plan that runs: the new one follows it.
-        max_moves: Instances that it may then start, stop or change; None for any number.
-        slo_prices: Whether to find out what longer SLOs would save, by further plans.
+        running: The running joint plan, which the new plan follows.
+        max_moves: Number of instances that the new plan may start, stop or change; None for any number.
+        slo_prices: Whether to compute the savings from longer SLOs, by further plans.
 
     Raises:
-        ConfigError: The site says too little, or an option fits nothing.
+        ConfigError: The site lacks a setting that the plan needs, or an option does not apply.
         InfeasibleError: No plan is within the SLOs, the GPUs there are and the power cap.
     """
     request = locked(joint_request(site, objective, g_per_kwh), lock)
@@ -108,10 +108,10 @@ def plan_joint_site(
 
 
 def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | None = None) -> JointRequest:
-    """Read a site as a request.
+    """Convert a site to a request for a joint plan.
 
     Raises:
-        ConfigError: A service or a GPU type says too little.
+        ConfigError: A service or a GPU type lacks a setting that the plan needs.
         DataError: A profile file cannot be used.
     """
     site, spot = priced_with_spot(site)
@@ -135,10 +135,10 @@ def joint_request(site: Site, objective: str | None = None, g_per_kwh: float | N
 
 
 def _check_models(site: Site, services: Sequence[JointService], fleet: Sequence[JointFleet]) -> None:
-    """Check that some GPU type knows each model.
+    """Check that some GPU type has a profile of each model.
 
     Raises:
-        ConfigError: None does; names the key.
+        ConfigError: No GPU type has one; the error names the key.
     """
     for index, (config, service) in enumerate(zip(site.services, services, strict=True)):
         for at, variant in enumerate(service.variants):
@@ -151,7 +151,7 @@ def _check_models(site: Site, services: Sequence[JointService], fleet: Sequence[
 
 
 def _caps(site: Site, g_per_kwh: float | None) -> tuple[float | None, float | None]:
-    """Watts at most, and the grams an hour that they come from, where these are what binds first.
+    """The power cap in watts, and the carbon cap in grams per hour that it derives from, where that one binds first.
 
     Raises:
         ConfigError: Grams are capped, and no intensity is known.
@@ -250,7 +250,7 @@ def _others(request: JointRequest, names: Sequence[str]) -> tuple[ProvisionPlan,
 def _judged(
     request: JointRequest, truths: Mapping[str, InterferenceProfile] | None, others: Sequence[ProvisionPlan]
 ) -> tuple[ProvisionPlan, JointRequest, PlanVerdict | None]:
-    """The plan, made again while services miss their SLO in simulation; the request it was made for, the verdict."""
+    """Make the plan, again while services miss their SLO in simulation; return it with its request and verdict."""
     plan = plan_joint(request, others=[*others, *cheapest_of_all(request)])
     if truths is None:
         return plan, request, None
@@ -277,14 +277,14 @@ def _verdict(
     sliced: Mapping[str, SlicedGpu],
     balancer: Balancer,
 ) -> PlanVerdict:
-    """Simulated verdict on a plan; GPUs that are alike once, where services were planned as one kind."""
+    """Simulated verdict on a plan; equal GPUs are simulated once where services were planned as one kind."""
     if plan.certificate is not None and plan.certificate.alike and not any(gpu.sliced for gpu in plan.gpus):
         return judge_layouts(plan.gpus, workloads, truths, balancer=balancer)
     return judge_plan(plan.gpus, workloads, truths, sliced=sliced, balancer=balancer)
 
 
 def _stricter(request: JointRequest, plan: ProvisionPlan, verdict: PlanVerdict) -> tuple[JointService, ...]:
-    """The services, those that missed their SLO with a larger margin; those that are alike stay so."""
+    """The services, with a larger margin for those that missed their SLO; services of one kind keep equal margins."""
     groups = plan.certificate.alike if plan.certificate is not None else ()
     of = {name: names for names in groups for name in names}
     found = []
@@ -296,7 +296,7 @@ def _stricter(request: JointRequest, plan: ProvisionPlan, verdict: PlanVerdict) 
 
 
 def _cut(service: JointService, tail_ratio: float) -> float:
-    """The margin of a service that missed its SLO: larger by as much as it missed."""
+    """New margin of a service that missed its SLO: larger in proportion to the miss."""
     missed = min(tail_ratio, 2.0) - 1.0
     return (1 + service.margin_ratio) * (1 + max(missed, _LEAST_CUT)) - 1
 
@@ -305,7 +305,7 @@ def _truths(site: Site) -> dict[str, InterferenceProfile]:
     """True behaviour of each GPU type in the simulation.
 
     Raises:
-        ConfigError: The catalog has no such truth, or it lacks a model.
+        ConfigError: The catalog has no such profile, or a GPU type has none.
     """
     found = {}
     for index, gpu in enumerate(priced_with_spot(site)[0].fleet.gpus):

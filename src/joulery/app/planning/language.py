@@ -1,4 +1,4 @@
-"""Plan language models: from ``plan.language`` of a site file to replicas on the fleet's GPU types."""
+"""Plan language models: replicas on the fleet's GPU types from ``plan.language`` of a site file."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from joulery.sim.queues.continuous_batching import BatchedReplica, open_trial
 
 SEED = 1
 _REQUESTS = 150
-"""Requests that a simulation has at least, warm-up included."""
+"""Smallest number of requests of a simulation, warm-up included."""
 _FEWEST = 20
-"""Requests below which a simulation says nothing of a quantile."""
+"""Smallest number of requests from which a simulation reports a quantile."""
 
 
 def plan_language_models(site: Site, g_per_kwh: float | None = None) -> LanguagePlan:
-    """The plan of a site's language models.
+    """Plan a site's language models.
 
     Args:
         site: A site with ``plan.language``.
@@ -72,7 +72,7 @@ def plan_language_models(site: Site, g_per_kwh: float | None = None) -> Language
 
 
 def _judged(make: Callable[[LanguageRules], LanguagePlan], rules: LanguageRules) -> LanguagePlan:
-    """The plan, made again with a larger margin while its simulation misses an SLO; at most three times."""
+    """Make the plan, again with a larger margin while its simulation misses an SLO; three times at most."""
     plan = make(rules)
     for extra in (0.05, 0.1):
         if all(each.kept for each in plan.replicas):
@@ -82,12 +82,12 @@ def _judged(make: Callable[[LanguageRules], LanguagePlan], rules: LanguageRules)
 
 
 def simulated(served: ServedReplicas) -> tuple[tuple[str, float], ...]:
-    """Simulated latencies of one replica on a truth of its own.
+    """Simulate the latencies of one replica with a model apart from the planner's.
 
-    Steps have noise, prompts hold the batch up, and lengths are geometric.
+    Steps have noise, prompts delay the batch, and lengths are geometric.
 
     Returns:
-        A quantile for each SLO, the mean for a whole answer, s; nothing with fewer than 20 first tokens.
+        A quantile for each SLO, the mean for a whole answer, s; empty with fewer than 20 first tokens.
     """
     curve, service = served.candidate.curve, served.candidate.group.service
     truth = BatchedReplica(curve.itl_p50_s, curve.stall_s, curve.answer_tokens, STEP_NOISE_RATIO)
@@ -109,7 +109,7 @@ def simulated(served: ServedReplicas) -> tuple[tuple[str, float], ...]:
 
 
 def _notes(site: Site, section: LanguagePlanSection) -> tuple[str, ...]:
-    """The plan's assumptions, in words."""
+    """The plan's assumptions as text."""
     notes = ["requests arrive at random (Poisson); time to first token follows from the prompt's arithmetic, assumed"]
     idle = [gpu.name for gpu in site.fleet.gpus if gpu.idle_w is None]
     if idle:
@@ -177,10 +177,10 @@ def _variant(pointer: str, variant: ServedModelConfig, known: dict[str, Language
 
 
 def _facts(variant: ServedModelConfig, known: dict[str, LanguageModelFacts]) -> LanguageModelFacts:
-    """Known facts of a model: measured, of the table, or stated. A size that only its id says may be mistyped.
+    """Known facts of a model: measured, tabulated, or stated. A size that only its id contains may be mistyped.
 
     Raises:
-        ConfigError: It is none of these, or stated where the measured runs know it.
+        ConfigError: None of these is available, or the size is stated although the model was measured.
     """
     model, total = variant.model, variant.parameters_billions
     if total is None:

@@ -1,4 +1,4 @@
-"""Presets columns and clover: from a site file to the variants that run on the MIG slices of its GPUs."""
+"""Presets columns and clover: plan the variants that run on the MIG slices of a site's GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from joulery.sim.placement.pool_trial import judge
 from joulery.store.files import require_json
 
 _MAX_BASELINE_GPUS = 64
-"""Most whole GPUs a baseline may use."""
+"""Largest number of whole GPUs of a baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class LayoutRequest:
     """Input of a layout plan.
 
     Attributes:
-        problem: For the optimiser.
-        baselines: For each service.
+        problem: Input of the optimiser.
+        baselines: Baseline of each service.
         g_per_kwh: Carbon intensity planned for, where a service weighs carbon; None where none does.
         usd_per_hour: Price of each GPU type.
-        objectives: Eq. 3 of each service that weighs carbon against accuracy, by name.
+        objectives: Objective (Eq. 3) of each service that weighs carbon against accuracy, by name.
     """
 
     problem: PoolProblem
@@ -63,14 +63,14 @@ class LayoutRequest:
 
 
 def layout_request(site: Site, g_per_kwh: float | None = None) -> LayoutRequest:
-    """Read a site as a request for layouts.
+    """Convert a site to a request for layouts.
 
     Args:
         site: The site.
         g_per_kwh: Intensity to plan for; the services' base intensity when None.
 
     Raises:
-        ConfigError: A service or a GPU type says too little.
+        ConfigError: A service or a GPU type lacks a setting that the plan needs.
         DataError: A file of costs cannot be used.
     """
     if not site.services or not site.fleet.gpus:
@@ -106,7 +106,7 @@ def layout_request(site: Site, g_per_kwh: float | None = None) -> LayoutRequest:
 
 
 def _priced(service: PoolService, objective: Objective | None, g_per_kwh: float | None) -> PoolService:
-    """The service with what accuracy is worth to it at an intensity, in joules a request."""
+    """The service with its price of accuracy at an intensity, in joules per request."""
     if objective is None or g_per_kwh is None:
         return service
     weight, worth = prices(objective, g_per_kwh)
@@ -192,7 +192,7 @@ def plan_layouts(preset: str, request: LayoutRequest) -> LayoutPlan:
 
     Raises:
         InfeasibleError: No layouts keep the latency and accuracy limits.
-        ConfigError: Preset clover, and the site does not say how many GPUs there are.
+        ConfigError: The preset is clover, and the site does not state the number of GPUs.
     """
     problem = request.problem
     trial = judge(problem.services, problem.machines, Streams(0))
@@ -201,7 +201,7 @@ def plan_layouts(preset: str, request: LayoutRequest) -> LayoutPlan:
 
 
 def _annealed(problem: PoolProblem, trial: Judge) -> PoolPlan:
-    """The paper's search: one GPU's configuration, the same on every GPU of the service's share."""
+    """Search as in the Clover paper: one GPU's configuration, used on every GPU of the service's share."""
     machine = problem.machines[0]
     if machine.available is None:
         raise ConfigError(
@@ -280,7 +280,7 @@ def _as_plan(preset: str, request: LayoutRequest, found: PoolPlan) -> LayoutPlan
 
 
 def _layouts(request: LayoutRequest, pool: Pool) -> tuple[PlannedLayout, ...]:
-    """The GPUs that are on, equal ones counted."""
+    """Layouts of the GPUs in use, with the number of equal ones."""
     problem = request.problem
     waiting: dict[tuple[int, int, str], list[tuple[str, str]]] = {}
     for number, service in enumerate(problem.services):
@@ -306,7 +306,7 @@ def _layouts(request: LayoutRequest, pool: Pool) -> tuple[PlannedLayout, ...]:
 
 
 def _planned_service(request: LayoutRequest, pool: Pool, number: int, idle_w: float) -> LayoutService:
-    """Allocation of a service; ``idle_w``: idle power of its GPUs in the plan."""
+    """Planned allocation of a service; ``idle_w`` is the idle power of its GPUs in the plan."""
     service, base, shown = request.problem.services[number], request.baselines[number], pool.metrics[number]
     base_idle_w = base.gpus * request.problem.machines[0].idle_w
     same_gpus_j = shown.energy_j + max(base_idle_w - idle_w, 0.0) / service.rate_rps

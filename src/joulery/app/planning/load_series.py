@@ -1,4 +1,4 @@
-"""Loads over time from a CSV file, and the day of joint plans made for them."""
+"""Read loads over time from a CSV file, and make a joint plan for each period."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def read_loads(file: Path, rates_rps: Mapping[str, float]) -> LoadSeries:
     """Read a CSV file of loads.
 
     Columns: ``from_s`` (seconds) or ``hour``, ascending from 0; ``load``, a ratio of every service's rate, or a column
-    of requests a second for each service; ``g_per_kwh``, if the intensity changes too.
+    of requests a second for each service; ``g_per_kwh``, if the intensity changes over time.
 
     Args:
         file: The file.
         rates_rps: Rate of each service at load 1.
 
     Raises:
-        DataError: A column is missing or unknown, a value is no number from 0, or times do not ascend from 0.
+        DataError: A column is missing or unknown, a value is not a number of 0 or more, or times do not ascend from 0.
     """
     table = read_csv(file)
     at = next((name for name in _FROM if name in table.header), None)
@@ -78,10 +78,10 @@ def read_loads(file: Path, rates_rps: Mapping[str, float]) -> LoadSeries:
 
 
 def _rows(table: CsvTable, at: str) -> list[dict[str, float]]:
-    """The rows as numbers.
+    """Parse the rows as numbers.
 
     Raises:
-        DataError: A value is no number from 0, there is no row, or times do not ascend from 0.
+        DataError: A value is not a number of 0 or more, there is no row, or times do not ascend from 0.
     """
     file, found = str(table.file), list[dict[str, float]]()
     for line, cells in table.lines:
@@ -106,16 +106,16 @@ def _rows(table: CsvTable, at: str) -> list[dict[str, float]]:
 def plan_joint_series(
     site: Site, steps: Mapping[str, Sequence[tuple[float, float]]], g_per_kwh: Sequence[tuple[float, float]] = ()
 ) -> DayPlan:
-    """A joint plan for each period, switching costs included.
+    """Make a joint plan for each period, switching costs included.
 
     Args:
         site: The site.
         steps: ``(from_s, rate_rps)`` by service.
-        g_per_kwh: Intensities from some times on; the site's where empty.
+        g_per_kwh: Carbon intensities by the time from which they hold; empty to use the site's.
 
     Raises:
-        ConfigError: A period has no load, or the site says too little.
-        InfeasibleError: No plan of some period is within the SLOs.
+        ConfigError: A period has no load, or the site lacks a setting that the plan needs.
+        InfeasibleError: For some period, no plan is within the SLOs.
     """
     known = dict(steps)
     if g_per_kwh:
@@ -137,7 +137,7 @@ def plan_joint_series(
 
 
 def day_document(day: DayPlan, schema: str) -> dict[str, Any]:
-    """The day as one JSON object; totals in the objective's unit times hours."""
+    """The plans of the day as one JSON object; totals are in the objective's unit times hours."""
     objective = day.periods[0].period.request.objective
     return {
         "schema": schema,

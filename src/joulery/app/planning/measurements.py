@@ -1,4 +1,4 @@
-"""Measured batches on MIG slices: from a CSV file and what the site says of power to a GPU type that can be cut."""
+"""Measured batches on MIG slices: read a CSV file of a GPU type with MIG, with the power that the site states."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAMED = ("model", "slice", "batch")
 
 
 def sliced_gpu_of(index: int, gpu: GpuConfig) -> SlicedGpu | None:
-    """Measurements of the slices of a GPU type that a site lists; None where the site names no measurements.
+    """Read the measurements of the slices of a site's GPU type; None where the site names no measurements.
 
     Raises:
-        ConfigError: The catalog does not know the type or how it is cut, or the site does not say its power.
+        ConfigError: The catalog does not contain the type or its MIG partitions, or the site does not state its power.
         DataError: The file cannot be used.
     """
     if gpu.measurements is None:
@@ -56,10 +56,10 @@ def sliced_gpu_of(index: int, gpu: GpuConfig) -> SlicedGpu | None:
 
 
 def uncut_profile(index: int, gpu: GpuConfig) -> InterferenceProfile:
-    """The profile of a GPU type that only slices were measured of: its clocks and its power, and no model.
+    """Profile of a GPU type of which only slices were measured: its clocks and power, without any model.
 
     Raises:
-        ConfigError: The catalog does not know the type or its highest clock.
+        ConfigError: The catalog does not contain the type or its highest clock.
     """
     facts = _facts(f"fleet.gpus.{index}", gpu)
     if facts.max_mhz is None:
@@ -80,19 +80,19 @@ def _facts(pointer: str, gpu: GpuConfig) -> GpuTypeFacts:
 
 
 def read_slice_table(file: Path, menu: MigMenu) -> SliceTable:
-    """Measured batches of models on slices.
+    """Read measured batches of models on slices.
 
     The columns are ``model``, ``slice`` (``3g``, or a profile such as ``3g.40gb``), ``batch``, and the batches a second
-    of one process as ``throughput_items_per_s_per_process`` or seconds as ``latency_s``; the first of the two counts
-    where both are there, as it has more digits. ``n_processes_mps`` says how many processes shared the slice, 1 where
-    the column is left out.
+    of one process as ``throughput_items_per_s_per_process`` or seconds as ``latency_s``; if both exist, the first is
+    used, as it has more digits. ``n_processes_mps`` is the number of processes that shared the slice, 1 where the
+    column is left out.
 
     Args:
         file: The CSV file.
-        menu: What the GPU type can be cut into.
+        menu: MIG profiles of the GPU type.
 
     Raises:
-        DataError: A column is missing, a cell is no number above 0, a slice is not on the menu, or a batch stands
+        DataError: A column is missing, a cell is not a number above 0, a slice is not on the menu, or a batch is listed
             twice; the message names the row.
     """
     header = csv_header(file)

@@ -1,9 +1,8 @@
 """Plan a site: choose its preset and the planner, compare with other policies and with the running plan.
 
-A site that names no preset is planned with joint where it says what watts, grams or dollars are to be least, else with
-best. Fewest GPUs (preset best) is the cheapest fleet in rent, and joint plans often have more GPUs at lower clocks, so
-the default depends on what the site asks for, and the plan says so in its first line. A site that names its preset, and
-one that states nothing which joint alone reads, is planned as ever.
+A site that names no preset is planned with joint if it has a setting that asks for joint (such as an objective in watts
+or grams), else with best. Preset best uses the fewest GPUs, which is the cheapest fleet in rent; joint plans often have
+more GPUs at lower clocks. The default therefore depends on the site, and the first line of the plan states the choice.
 """
 
 from __future__ import annotations
@@ -50,19 +49,19 @@ COMPARED = tuple(dict.fromkeys((*POLICIES, *STAGE_PRESETS, JOINT_PRESET, "knobs"
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of planning, beside the site file.
+    """Options of planning, in addition to the site file.
 
     Attributes:
         preset: Policy; None for the site's.
         compare: Other policies to plan with.
-        running: Plan file of what runs now.
-        follow: Keep the running plan's processes where they are, as far as SLOs allow.
+        running: Plan file of the running plan.
+        follow: Whether to keep the running plan's processes in place, as far as SLOs allow.
         max_migrations: Processes that ``follow`` may migrate to release GPUs.
         max_moves: Instances that a joint plan may start, stop or change against the running one; the site's when None.
         g_per_kwh: Carbon intensity for layouts and joint plans; the site's own when None.
         objective: What a joint plan minimises; the site's when None.
         lock: Knobs that a joint plan leaves alone.
-        slo_prices: Whether to find out what longer SLOs would save; for joint plans.
+        slo_prices: Whether to compute the savings from longer SLOs; for joint plans.
     """
 
     preset: str | None = None
@@ -84,14 +83,14 @@ class SitePlan:
     Attributes:
         plan: The plan.
         others: Plans of the policies to compare with.
-        difference: What changes against the running plan; None without one.
+        difference: Changes against the running plan; None without one.
         margin_ratio: Safety margin that presets best and joint kept on latencies and demands; None for others.
-        verdict: What a simulation saw of a joint plan; None where none was run.
-        uncovered_ratio: Error that the profiles report of themselves (1 measurement in 20 took so much longer than
-            predicted) and that the plan does not cover by its margin; 0 where it does.
-        moves: What a joint plan changes of the running one; None without one.
-        why_preset: Why joulery chose its preset; empty where the user did, or where it is the default.
-        looser_slos: What longer SLOs would save; empty where that was not asked for.
+        verdict: Result of simulating a joint plan; None where no simulation was run.
+        uncovered_ratio: Error that the profiles report (1 measurement in 20 took so much longer than predicted) where
+            the margin of the plan does not cover it; 0 where it does.
+        moves: Changes of a joint plan against the running one; None without one.
+        why_preset: Reason why joulery chose the preset; empty where the user chose it, or where it is the default.
+        looser_slos: Savings from longer SLOs; empty where they were not requested.
     """
 
     plan: Plan
@@ -110,7 +109,7 @@ class SitePlan:
         return bool(getattr(self.plan, "violations", ())) or bool(self.verdict is not None and self.verdict.violated)
 
     def document(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
+        """The plan and its comparisons as one JSON object."""
         document = document_of(self.plan)
         if self.why_preset:
             document["why_preset"] = self.why_preset
@@ -142,11 +141,11 @@ class SitePlan:
 
 
 class ChosenPreset(NamedTuple):
-    """A preset.
+    """Preset that a site is planned with, and the reason for it.
 
     Attributes:
         name: The preset.
-        why: Why joulery chose it, in words; empty where the user did, or where it is the default.
+        why: Reason why joulery chose it; empty where the user chose it, or where it is the default.
     """
 
     name: str
@@ -156,13 +155,13 @@ class ChosenPreset(NamedTuple):
 def chosen_preset(
     site: Site, stated: str | None = None, objective: str | None = None, *, shares: bool = False
 ) -> ChosenPreset:
-    """The preset to plan a site with.
+    """Choose the preset to plan a site with.
 
     Args:
         site: The site.
         stated: The preset that the command names; None for none.
         objective: The objective that the command names; None for the site's.
-        shares: Whether the command asks for what presets of shares alone can do.
+        shares: Whether the command needs a feature that only presets of shares have.
     """
     if stated is not None:
         return ChosenPreset(stated)
@@ -201,13 +200,13 @@ def _wanted(site: Site, objective: str | None) -> str:
 def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
     """Plan the services of a site on its fleet.
 
-    A site that names no preset is planned with best, or with joint where it asks for what joint alone does
+    A site that names no preset is planned with best, or with joint where it has a setting that asks for joint
     (:func:`chosen_preset`). Preset ``language`` (and any site with ``plan.language`` and no
     services) plans language models; presets ``columns`` and ``clover`` plan layouts, ``muserve`` (and any preset of a
     site with ``plan.pipelines``) pipeline stages, every other policy shares of GPUs.
 
     Raises:
-        ConfigError: The site says too little, or an option does not fit the kind of plan.
+        ConfigError: The site lacks a setting that the plan needs, or an option does not fit the kind of plan.
         DataError: A profile, a score database or the running plan cannot be read.
         InfeasibleError: No plan is within the SLOs.
     """
@@ -243,10 +242,10 @@ def plan_site(site: Site, options: PlanOptions | None = None) -> SitePlan:
 def _check_presets(
     kind: str, known: Sequence[str], preset: str, stated: str | None, compare: Sequence[str] = ()
 ) -> None:
-    """Check that presets make plans of a kind, before one is made.
+    """Check that presets make plans of one kind, before planning.
 
     Raises:
-        ConfigError: One does not; names its flag or key.
+        ConfigError: A preset does not; the error names its flag or key.
     """
     pairs = [("plan.preset" if stated is None else "--preset", preset), *(("--compare", name) for name in compare)]
     for pointer, name in pairs:
@@ -274,9 +273,9 @@ def plan_site_series(
         loads: A CSV file of loads over time; None for the services' rates.
 
     Raises:
-        ConfigError: No service has, or the site says too little.
+        ConfigError: No service has ``rates``, or the site lacks a setting that the plan needs.
         DataError: The file of loads cannot be read.
-        InfeasibleError: No plan of some period is within the SLOs.
+        InfeasibleError: For some period, no plan is within the SLOs.
     """
     stated, preset = preset, chosen_preset(site, preset, shares=max_migrations > 0).name
     steps = {
@@ -314,7 +313,7 @@ def plan_site_series(
 
 
 def _at_rate(service: ServiceConfig, rate_rps: float) -> ServiceConfig:
-    """A service that is provided for at a rate; at its own where it has no load."""
+    """The service with a planned rate; unchanged for a rate of 0."""
     return service.model_copy(update={"rate_rps": rate_rps, "rates": ()}) if rate_rps > 0 else service
 
 
@@ -352,7 +351,7 @@ def _period_document(each: PlannedPeriod) -> dict[str, Any]:
 
 
 def _others(plan: Plan, options: PlanOptions, make: Callable[[str], Plan]) -> tuple[Plan, ...]:
-    """The plans of the policies to compare with; the plan itself is not made again."""
+    """Make the plans of the policies to compare with; the plan itself is reused."""
     names = dict.fromkeys(name for name in options.compare if name)
     return tuple(plan if name == plan.policy else make(name) for name in names)
 
@@ -375,10 +374,10 @@ def _plan_shares(request: ShareRequest, preset: str, options: PlanOptions) -> Si
 
 
 def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:
-    """A plan of preset joint.
+    """Plan with preset joint.
 
     Raises:
-        ConfigError: A flag or section does not go with it.
+        ConfigError: A flag or section does not apply to this preset.
         InfeasibleError: No plan is within the SLOs.
     """
     from joulery.app.planning.joint import plan_joint_site
@@ -402,10 +401,10 @@ def _plan_jointly(site: Site, options: PlanOptions) -> SitePlan:
 
 
 def _running_joint(file: Path) -> ProvisionPlan:
-    """The joint plan that runs.
+    """Read the running joint plan.
 
     Raises:
-        DataError: The file is no plan of preset joint.
+        DataError: The file is not a plan of preset joint.
     """
     plan = read_plan(file).plan()
     if not isinstance(plan, ProvisionPlan) or plan.certificate is None:
@@ -418,10 +417,10 @@ def _running_joint(file: Path) -> ProvisionPlan:
 
 
 def _plan_language_models(site: Site, options: PlanOptions) -> SitePlan:
-    """A plan of language models.
+    """Plan language models.
 
     Raises:
-        ConfigError: A flag does not go with it.
+        ConfigError: A flag does not apply to language models.
         InfeasibleError: No plan is within the SLOs.
     """
     from joulery.app.planning.language import plan_language_models

@@ -30,7 +30,7 @@ def priced(site: Site) -> Site:
 def priced_with_spot(site: Site) -> tuple[Site, frozenset[str]]:
     """The site with the prices of its file, and the names of the GPU types that are spot GPUs.
 
-    A type with a spot price is there twice, once as ``NAME-spot``; one without an on-demand price only so.
+    A type with a spot price is listed twice, once as ``NAME-spot``; without an on-demand price, only as that.
 
     Raises:
         ConfigError, DataError: As :func:`priced`.
@@ -77,7 +77,7 @@ def _prices(site: Site) -> dict[tuple[str, str], float]:
 
 
 def _at(index: int, gpu: GpuConfig, usd_per_hour: float | None) -> GpuConfig:
-    """The GPU type at a price; at its own without one."""
+    """The GPU type with a price; with its own when None."""
     if usd_per_hour is None and gpu.usd_per_hour is None:
         raise ConfigError(
             f"no price of {gpu.name}",

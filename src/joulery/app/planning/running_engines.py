@@ -1,7 +1,7 @@
-"""``joulery up --plan`` with a plan of language models: whether the site's engines are what was planned.
+"""``joulery up --plan`` with a plan of language models: compare the site's engines with the plan.
 
-joulery does not start these engines: the plan prints the command of each. What an engine says of itself is held against
-the plan once, at the start; what it does not say is named.
+joulery does not start these engines: the plan prints the command of each. The settings that an engine reports are
+compared with the plan once, at the start; settings that it does not report are named.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def is_language_plan(file: Path | None) -> bool:
     """Whether a file is a plan of language models.
 
     Raises:
-        DataError: It is no plan.
+        DataError: The file is not a plan.
     """
     return file is not None and read_plan(file).kind == LANGUAGE_KIND
 
 
 def planned_engines(site: Site, file: Path) -> tuple[PlannedEngine, ...]:
-    """The engines of a plan of language models, for a site that names servers of some.
+    """Read the engines of a plan of language models, for a site that names a server of at least one.
 
     Raises:
-        ConfigError: The site names none.
-        DataError: The file is no such plan.
+        ConfigError: The site names no server of a language model.
+        DataError: The file is not such a plan.
     """
     if not any(isinstance(one.engine, UpstreamConfig) for one in site.language_models):
         raise ConfigError(
@@ -49,17 +49,17 @@ def planned_engines(site: Site, file: Path) -> tuple[PlannedEngine, ...]:
 async def check_planned_llms(
     site: Site, file: Path, fact: Callable[[str, str], None], warn: Callable[[str], None]
 ) -> tuple[EngineCheck, ...]:
-    """Hold the engines of a site against a plan of language models.
+    """Compare the engines of a site with a plan of language models.
 
     Args:
         site: The site.
         file: The plan.
-        fact: Shows what is as planned.
-        warn: Shows and keeps what is not.
+        fact: Shows a setting that is as planned.
+        warn: Shows and keeps a difference from the plan.
 
     Raises:
-        ConfigError: The site serves no language models.
-        DataError: The file is no such plan.
+        ConfigError: The site names no server of a language model.
+        DataError: The file is not such a plan.
     """
     from joulery.adapters.engines.remote.served_model import served_model
 
@@ -82,7 +82,7 @@ async def check_planned_llms(
 
 
 def _with_stated(site: Site, name: str, says: ServedModel) -> ServedModel:
-    """A server's report, with the site's number of requests at once where the report has none."""
+    """A server's report, with the site's ``max_num_seqs`` where the report has none."""
     engine = next(one.engine for one in site.language_models if one.name == name)
     stated = "max_num_seqs" in engine.model_fields_set
     return says._replace(max_num_seqs=engine.max_num_seqs) if says.max_num_seqs is None and stated else says

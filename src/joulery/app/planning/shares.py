@@ -1,4 +1,4 @@
-"""Presets best, igniter and baselines: from a site file to services on MPS shares of its GPUs."""
+"""Presets best, igniter and baselines: plan services on MPS shares of a site's GPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from joulery.store.columns import read_column
 from joulery.store.files import require_json
 
 _MAX_MARGIN = 10.0
-"""Errors from which on a profile is of no use."""
+"""Smallest error ratio of a profile that is too inaccurate to plan with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class ShareRequest:
     Attributes:
         workloads: The services, at the highest of their rates.
         types: The GPU types.
-        rules: What has to be kept and what may be chosen.
-        error_ratio: What the profiles report of their own errors: the margin that covers them.
-        preset: Which policy.
+        rules: Constraints to keep and choices to make.
+        error_ratio: Margin that covers the errors which the profiles report.
+        preset: Name of the policy.
     """
 
     workloads: tuple[Workload, ...]
@@ -49,10 +49,10 @@ class ShareRequest:
 
 
 def share_request(site: Site) -> ShareRequest:
-    """Read a site as a request.
+    """Convert a site to a request for a plan of shares.
 
     Raises:
-        ConfigError: A service says too little to be planned, or a GPU type has no coefficients.
+        ConfigError: A service lacks a setting that the plan needs, or a GPU type has no coefficients.
         DataError: A profile file cannot be used.
     """
     if not site.services:
@@ -81,7 +81,7 @@ def rules_of(site: Site, types: Sequence[GpuType], margin_ratio: float) -> Rules
     Args:
         site: The site.
         types: Its GPU types.
-        margin_ratio: The margin; published errors count beside it where the site states none.
+        margin_ratio: The margin; where the site states none, the published errors of each model apply as well.
     """
     plan = site.plan
     return Rules(
@@ -97,7 +97,7 @@ def rules_of(site: Site, types: Sequence[GpuType], margin_ratio: float) -> Rules
 
 
 def error_margin(workloads: Sequence[Workload], types: Sequence[GpuType], *, stated: bool = False) -> float:
-    """The margin that covers what the profiles report of their own errors: the worst of the models in use.
+    """The margin that covers the errors which the profiles report: the largest among the models in use.
 
     Args:
         workloads: The services.
@@ -134,7 +134,7 @@ def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
     """A service of a site at the highest of its rates.
 
     Raises:
-        ConfigError: It says no rate, or not which of its variants to provide for.
+        ConfigError: The service states no rate, or does not state which of its variants to plan for.
     """
     model = _model(index, service)
     return Workload(
@@ -150,17 +150,17 @@ def workload_of(site: Site, index: int, service: ServiceConfig) -> Workload:
 
 
 def _process_memory(service: ServiceConfig, model: str) -> float | None:
-    """GPU memory of one process, stated for the service or for its model; None where neither says it."""
+    """GPU memory of one process, stated for the service or for its model; None where neither states it."""
     if service.memory_bytes is not None or service.family_config is None:
         return service.memory_bytes
     return next((each.memory_bytes for each in service.family.variants if each.name == model), 0.0) or None
 
 
 def planned_rate_rps(index: int, service: ServiceConfig, default: PlannedArrivals | None = None) -> float:
-    """The rate that a plan provides a service for: the highest of its rates, or that of the log of its arrivals.
+    """Rate that a service is planned for: the highest of its rates, or that of the log of its arrivals.
 
     Raises:
-        ConfigError: It says none.
+        ConfigError: The service states no rate.
         DataError: Its log cannot be used.
     """
     highest = max((step.rate_rps for step in service.rates), default=service.rate_rps or 0.0)
@@ -202,7 +202,7 @@ def fitted(config: RecordedArrivals, slo_s: float) -> ArrivalFit:
 
 
 def arrivals_of(config: PlannedArrivals, slo_s: float) -> Arrivals:
-    """The arrival process a section describes; a log's is fitted for a service with this SLO.
+    """The arrival process of a section; one from a log is fitted for a service with this SLO.
 
     Raises:
         DataError: The log cannot be used.
@@ -221,7 +221,7 @@ def gpu_type_of(index: int, gpu: GpuConfig) -> GpuType:
     """The GPU type a site lists, with its coefficients.
 
     Raises:
-        ConfigError: It has two profiles, or none that the catalog knows.
+        ConfigError: The GPU type has two profiles, or no known profile.
         DataError: Its profile file cannot be used.
     """
     pointer = f"fleet.gpus.{index}"
@@ -241,7 +241,7 @@ def gpu_type_of(index: int, gpu: GpuConfig) -> GpuType:
 
 
 def _no_profile(index: int, name: str) -> ConfigError:
-    """The error for a GPU type of whose interference nothing is published: what there is, and how to measure it."""
+    """Error for a GPU type without a published interference profile: lists the known types and how to measure one."""
     from joulery.perf.catalog.clover_services import CLOVER_SERVICES
     from joulery.perf.catalog.llm_runs import published_runs
 
@@ -269,7 +269,7 @@ def _no_profile(index: int, name: str) -> ConfigError:
 
 
 def board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:
-    """Memory of a board as stated, or as the catalog of GPU types knows it; None where neither does."""
+    """Memory of a board as stated, or from the catalog of GPU types; None where neither has it."""
     if gpu.memory_bytes is not None:
         return gpu.memory_bytes
     for name in (gpu.name.removesuffix(SPOT_SUFFIX), profile.gpu.name.partition(" ")[0]):
@@ -279,9 +279,9 @@ def board_memory(gpu: GpuConfig, profile: InterferenceProfile) -> float | None:
 
 
 def read_interference(file: Path) -> InterferenceProfile:
-    """The interference profile in a JSON file.
+    """Read the interference profile in a JSON file.
 
     Raises:
-        DataError: It cannot be read, or is none.
+        DataError: The file cannot be read, or is not an interference profile.
     """
     return from_document(require_json(file), file=str(file))

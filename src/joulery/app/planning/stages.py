@@ -1,4 +1,4 @@
-"""Preset muserve: from a site file to models cut into pipeline stages, with a clock for each GPU."""
+"""Preset muserve: split models into pipeline stages, with a clock for each GPU."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class StageRequest:
     Attributes:
         workloads: The services.
         profiles: Clock profile of each model.
-        device: The GPUs; a count of 0 leaves it to the plan.
-        rules: What to keep and what may be chosen.
+        device: The GPUs; with a count of 0 the plan chooses the count.
+        rules: Constraints to keep and choices to make.
     """
 
     workloads: tuple[Workload, ...]
@@ -42,7 +42,7 @@ class StageRequest:
 
 
 def stage_request(site: Site) -> StageRequest:
-    """Read a site as a request for pipelines.
+    """Convert a site to a request for pipelines.
 
     Raises:
         ConfigError: No services, not exactly one GPU type, or a service without a rate.
@@ -79,7 +79,7 @@ def stage_request(site: Site) -> StageRequest:
 
 
 def plan_stages(request: StageRequest, preset: str) -> PipelinePlan:
-    """Plan on the fleet's GPUs; where it does not say how many, on the fewest of 1, 2, 4 … within every SLO.
+    """Plan on the fleet's GPUs; where their number is not stated, on the fewest of 1, 2, 4 … within every SLO.
 
     Raises:
         ConfigError, InfeasibleError: As :func:`joulery.policies.placement.pipelines.planner.plan_pipelines`.
@@ -114,7 +114,7 @@ def _clock_model(gpu: GpuConfig) -> ClockModel:
 
 
 def _profiles(models: tuple[str, ...], section: PipelinesSection, gpu: ClockModel) -> dict[str, ClockProfile]:
-    """From the database where it knows a model, else from the catalog of published ones."""
+    """Profiles of models from the database where it contains them, else from the catalog of published ones."""
     found: dict[str, ClockProfile] = {}
     if section.scores is not None:
         with ScoreDatabase(section.scores, read_only=True) as database:

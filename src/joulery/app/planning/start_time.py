@@ -1,4 +1,4 @@
-"""``joulery when``: the best start of a job, from a forecast."""
+"""``joulery when``: find the best start time of a job from a carbon forecast."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from joulery.policies.training.start_time import best_start
 def when_to_start(
     source: CarbonSource, now_s: float, duration_s: float, within_s: float
 ) -> tuple[StartTime, CarbonSeries]:
-    """The best start, and the forecast that it is judged by.
+    """Find the best start time; return it with the forecast that it is based on.
 
     Args:
         source: The source of carbon intensity.
         now_s: Unix seconds.
         duration_s: Length of the job.
-        within_s: The job must have ended so long after now.
+        within_s: Seconds from now within which the job must end.
 
     Raises:
         DataError: The job does not fit, or the source does not cover it.

@@ -1,4 +1,4 @@
-"""``joulery profile --fit``: what requests cost on a service, from a few measured runs of the whole service."""
+"""``joulery profile --fit``: fit the cost of a service's requests to a few measured runs of the whole service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from joulery.sim.queues.pull_fit import PointError, errors, fit
 from joulery.store.columns import CsvRow, read_rows
 
 BUILT_IN = "clover"
-"""Word for the eighteen published points of the catalog."""
+"""Name of the eighteen published points of the catalog."""
 POINTS_FILE, VARIANTS_FILE = "measured_arrival_sweep.csv", "variants.csv"
 _POINTS = (
     "service", "partition_code", "models", "n_gpus_physical", "mean_interarrival_s", "n_requests", "accuracy_pct",
@@ -34,10 +34,10 @@ class MeasuredPoints:
 
     Attributes:
         name: The service.
-        gpus: GPUs that served.
+        gpus: Number of GPUs of the service.
         accuracy_ratio: Accuracy of each variant alone.
         points: The runs.
-        source: Where they come from.
+        source: Source of the runs.
     """
 
     name: str
@@ -49,7 +49,7 @@ class MeasuredPoints:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A fitted service and how it reproduces what it was fitted on."""
+    """Fitted costs of a service, with the errors on the runs that they were fitted to."""
 
     costs: ServiceCosts
     errors: tuple[PointError, ...]
@@ -63,7 +63,7 @@ def calibrated(what: str) -> list[Calibration]:
             the first of the two files.
 
     Raises:
-        DataError: A file cannot be read, lacks a column, or holds something that is no measurement.
+        DataError: A file cannot be read, lacks a column, or has a value that is not a measurement.
     """
     found = []
     for measured in _built_in() if what == BUILT_IN else _read(Path(what)):
@@ -77,7 +77,7 @@ def calibrated(what: str) -> list[Calibration]:
 
 
 def calibration_document(found: Sequence[Calibration]) -> dict[str, Any]:
-    """The fitted services as JSON, with every point beside what they make of it."""
+    """The fitted services as one JSON object, with every measured point and its errors."""
     points = [
         {
             "service": each.costs.name,
@@ -115,7 +115,7 @@ def totals(found: Sequence[Calibration]) -> dict[str, Any]:
 
 
 def _published_gaps(requests: int) -> FloatArray:
-    """The arrivals of the published runs in units of their mean: numpy's old generator, seed 1."""
+    """Interarrival times of the published runs in units of their mean: numpy's legacy generator, seed 1."""
     return np.asarray(np.random.RandomState(1).exponential(1.0, requests), np.float64)
 
 

@@ -1,7 +1,7 @@
 """``joulery profile MODEL --clocks``: read a model's graph, score its operators, keep the profile.
 
-A graph is a file, a built-in model, or one of the published catalog. One pass of it, run again and again on a device,
-is an ONNX file on zeros or a function.
+A graph is a file, a built-in model, or one of the published catalog. On a device, the timed pass is an ONNX file that
+runs on zeros, or a Python function.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class ClockRequest:
         gpu: Emulated GPU type.
         device: Real device whose clock is set and on which the model is timed: ``cpu``, ``nvidia`` or ``nvidia:N``;
             None to emulate.
-        run: ``module:function`` that runs one pass on it; an ONNX model runs on the CPU by itself.
+        run: ``module:function`` that runs one pass on the device; not needed for an ONNX model on the CPU.
         passes: Passes timed at each clock.
         latency: Latency of one pass at the highest clock to calibrate to, such as ``51 ms``.
         dimensions: ``NAME=N`` for symbolic dimensions.
-        decode: Graph of one decoding step, with ``steps`` of them.
-        steps: Decoding steps.
+        decode: Graph of one decoding step, which runs ``steps`` times.
+        steps: Number of decoding steps.
         scores: Database to keep the profile in.
     """
 
@@ -97,7 +97,7 @@ def _profile(model: NamedModel, request: ClockRequest) -> ClockProfile:
 
 
 def _measured(model: NamedModel, request: ClockRequest) -> ClockProfile:
-    """Timed on a real device whose clock is leased."""
+    """Time the model on a real device whose clock is leased."""
     from joulery.app.wiring.devices import open_clock
     from joulery.app.wiring.leases import start_watchdog
     from joulery.app.wiring.meters import open_meters
@@ -158,15 +158,15 @@ def _dimensions(pairs: Sequence[str]) -> Mapping[str, int]:
 
 
 def onnx_pass(file: Path, dimensions: Mapping[str, int], threads: int) -> Callable[[], object]:
-    """One pass of an ONNX model on zeros.
+    """Return a function that runs one pass of an ONNX model on zeros.
 
     Args:
         file: The model.
-        dimensions: ``batch`` for a first dimension of any size; other such dimensions are 1.
+        dimensions: ``batch`` for a symbolic first dimension; other symbolic dimensions are 1.
         threads: Threads inside an operator.
 
     Raises:
-        ConfigError, DataError, CapabilityError: It cannot be run here.
+        ConfigError, DataError, CapabilityError: The model cannot be run here.
     """
     model = load(ModelRef(ModelKind.ONNX, str(file)), threads)
     zeros = {spec.name: _zeros(spec, dimensions.get("batch", 1)) for spec in model.inputs}
@@ -174,13 +174,13 @@ def onnx_pass(file: Path, dimensions: Mapping[str, int], threads: int) -> Callab
 
 
 def python_pass(target: str) -> Callable[[], object]:
-    """A function without arguments that runs one pass, and has finished it when it returns.
+    """Import a function without arguments that runs one pass to its end.
 
     Args:
         target: ``module:function``.
 
     Raises:
-        ConfigError: It cannot be imported, or is no function.
+        ConfigError: It cannot be imported, or is not a function.
     """
     import importlib
 
@@ -207,11 +207,11 @@ class NamedModel:
     """A model and its operators.
 
     Attributes:
-        name: What it is called.
+        name: Name of the model.
         operations: Its operators in topological order.
         published_s: Published latency on a V100 at 1380 MHz; None where there is none.
-        notes: What a reader should know, one sentence each.
-        file: Where its graph is; None for the catalog.
+        notes: Remarks on how the model was read, one sentence each.
+        file: File of its graph; None for the catalog.
     """
 
     name: str
@@ -222,12 +222,12 @@ class NamedModel:
 
 
 def named_model(what: str, dimensions: Mapping[str, int]) -> NamedModel:
-    """The model a person means: a graph file, ``lite0`` to ``lite2``, or a model of the published catalog.
+    """Find a model by name: a graph file, ``lite0`` to ``lite2``, or a model of the published catalog.
 
     Raises:
         CapabilityError: A package that reads the file is missing.
         DataError: There is no such file or model, or it cannot be read.
-        ConfigError: A dimension that makes no sense.
+        ConfigError: A dimension is invalid.
     """
     file = Path(what)
     if file.is_file():
@@ -244,7 +244,7 @@ def named_model(what: str, dimensions: Mapping[str, int]) -> NamedModel:
 
 
 def read_model(file: Path, dimensions: Mapping[str, int]) -> NamedModel:
-    """The model in a graph file: ONNX, ``torch.export`` (``.pt2``) or HLO text, recognised by its content.
+    """Read the model in a graph file: ONNX, ``torch.export`` (``.pt2``) or HLO text, recognised by its content.
 
     Raises:
         CapabilityError, DataError: As :func:`named_model`.
@@ -263,7 +263,7 @@ def read_model(file: Path, dimensions: Mapping[str, int]) -> NamedModel:
 
 
 def with_decoding(model: NamedModel, step: NamedModel, steps: int) -> NamedModel:
-    """A generative model of two graphs: a prefill, and one decoding step that runs ``steps`` times.
+    """Combine two graphs to a generative model: a prefill, and one decoding step that runs ``steps`` times.
 
     The weights are counted once, with the prefill.
     """

@@ -1,4 +1,4 @@
-"""``joulery profile SERVICE SITE --colocate``: models beside one another on this machine, measured and fitted."""
+"""``joulery profile SERVICE SITE --colocate``: measure co-located models on this machine and fit their interference."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from joulery.runtime.profiling.colocation import Design, Measurements, Progress,
 from joulery.store.files import write_named
 
 _QUIET_CORES = 0.2
-"""Other processes that keep so many cores busy disturb what is measured."""
+"""Busy cores of other processes above which they disturb the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """CPU seconds of the machine and of this process with those it has ended, at a moment."""
+    """CPU seconds of the machine, and of this process with its ended children, at a moment."""
 
     machine_s: float
     own_s: float
@@ -54,7 +54,7 @@ class _Usage:
         return cls(sum(times) - idle_s - twice_s, own_s, time.monotonic())
 
     def others_since(self, before: _Usage) -> float:
-        """Cores that others kept busy on average."""
+        """Mean number of cores that other processes kept busy since an earlier reading."""
         busy_s = (self.machine_s - before.machine_s) - (self.own_s - before.own_s)
         return max(0.0, busy_s / max(self.at_s - before.at_s, 1e-9))
 
@@ -62,15 +62,15 @@ class _Usage:
 def profile_together(
     file: Path, names: Sequence[str], *, apart: bool, runs: int, output: Path | None, progress: Progress
 ) -> InterferenceProfile:
-    """Measure models beside one another on this machine's cores and fit their interference.
+    """Measure co-located models on this machine's cores and fit their interference.
 
     Args:
         file: The site file.
         names: Services or variants; each variant is one model.
-        apart: Neighbours on cores of their own.
-        runs: Batches timed of each instance.
-        output: Where the profile will go; the measurements are written beside it before the fit.
-        progress: Called with the runs done, the runs in all and the next one.
+        apart: Whether neighbours run on cores of their own.
+        runs: Number of batches timed of each instance.
+        output: File for the profile; the measurements are written beside it before the fit.
+        progress: Called with the number of runs done, the total number and the next one.
 
     Raises:
         JouleryError: A model or a share is not available, or too little was measured to fit.
@@ -93,7 +93,7 @@ def profile_together(
 
 
 def fitted(found: Measurements, cores: int, *, apart: bool = False) -> InterferenceProfile:
-    """The interference of what was measured on so many cores, with its residuals.
+    """Fit the interference to the measurements on a number of cores, with its residuals.
 
     Raises:
         DataError: Too little was measured.
@@ -121,7 +121,7 @@ async def _measured(
 
 
 def one_request(specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """One made-up request that fits what a model declares."""
+    """One generated request that fits the declared inputs of a model."""
     return inputs_for(specs, None, count=1)[0]
 
 
@@ -153,7 +153,7 @@ def _wanted(service: ServiceConfig, names: Sequence[str]) -> dict[str, ModelRef]
 
 
 def _table(columns: Sequence[str], rows: Sequence[tuple[object, ...]]) -> str:
-    """CSV, as ``joulery profile --from`` reads it."""
+    """Table of measurements as CSV, in the format of ``joulery profile --from``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

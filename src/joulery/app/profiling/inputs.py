@@ -1,4 +1,4 @@
-"""Inputs to send to a model: photographs from a folder, or made up to fit what it declares."""
+"""Inputs to send to a model: photographs from a folder, or data generated from its declared inputs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from joulery.store.columns import read_column
 def inputs_for(
     specs: Sequence[TensorSpec], folder: Path | None, *, count: int = 8, seed: int = 0
 ) -> list[dict[str, Tensor]]:
-    """Inputs a model takes, one dictionary of tensors a request.
+    """Create inputs for a model, one dictionary of tensors per request.
 
     Args:
-        specs: What the model declares.
-        folder: Photographs to send; None to make inputs up.
-        count: How many to make up.
-        seed: Of what is made up.
+        specs: Declared inputs of the model.
+        folder: Folder of photographs to send; None to generate inputs.
+        count: Number of inputs to generate.
+        seed: Seed of the generated inputs.
 
     Raises:
-        ConfigError: There are photographs and the model takes none, or the model declares nothing to make up.
+        ConfigError: A folder is given and the model takes no photographs, or the model declares no inputs.
         DataError: A photograph cannot be read.
     """
     if folder is not None:
@@ -44,7 +44,7 @@ def inputs_for(
 
 
 def read_arrivals(file: Path) -> FloatArray:
-    """Recorded arrivals: a CSV file with a column ``arrival_s``, seconds from the start, float64[n].
+    """Read recorded arrivals from the column ``arrival_s`` of a CSV file, seconds from the start, float64[n].
 
     Raises:
         DataError: No such file, column or rows, or the times do not count up from 0.
@@ -58,10 +58,10 @@ def read_arrivals(file: Path) -> FloatArray:
 
 
 def prompts_from(file: Path | None) -> list[str]:
-    """Prompts for a language model: the lines of a text file that are not empty; joulery's own where none is named.
+    """Prompts for a language model: the non-empty lines of a text file; joulery's own prompts without a file.
 
     Raises:
-        DataError: It cannot be read, is no UTF-8, or holds nothing.
+        DataError: The file cannot be read, is not UTF-8, or contains no prompt.
     """
     if file is None:
         return list(PROMPTS)
@@ -78,7 +78,7 @@ def prompts_from(file: Path | None) -> list[str]:
 
 
 def _photo_input(specs: Sequence[TensorSpec]) -> tuple[str, int]:
-    """Name and side of the only input, where that is a batch of square RGB pictures."""
+    """Name and side length of the only input, which must be a batch of square RGB pictures."""
     if len(specs) == 1 and specs[0].datatype == "UINT8" and len(specs[0].shape) == 4:
         batch, height, width, channels = specs[0].shape
         if batch in (-1, 1) and height == width > 0 and channels == 3:

@@ -1,4 +1,4 @@
-"""``joulery profile --from``: fit an interference profile on the user's measurements in CSV files."""
+"""``joulery profile --from``: fit an interference profile to the user's measurements in CSV files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PAIR_COLUMNS = ("model1", "batch1", "r1_pct", "latency1_ms", "model2", "batch2",
 
 
 def fitted(solo_file: Path, pairs_file: Path, base: str) -> InterferenceProfile:
-    """The calibrated profile of two files of measurements.
+    """Fit the profile to two files of measurements.
 
     Args:
         solo_file: CSV with columns ``model, batch, r_pct, latency_ms``: each model alone.
         pairs_file: CSV with columns ``model1, batch1, r1_pct, latency1_ms, model2 ...``: two side by side.
-        base: What is kept of the GPU and of known models: a name of the catalog, or a profile file.
+        base: Profile with the values to keep of the GPU and of known models: a name in the catalog, or a profile file.
 
     Raises:
-        DataError: A file cannot be read, lacks a column, or holds something that is no measurement.
+        DataError: A file cannot be read, lacks a column, or has a value that is not a measurement.
         ConfigError: No such name in the catalog.
     """
     solo = read_solo(solo_file)
@@ -39,10 +39,10 @@ def fitted(solo_file: Path, pairs_file: Path, base: str) -> InterferenceProfile:
 
 
 def read_solo(file: Path) -> list[SoloLatency]:
-    """The solo latencies in a CSV file.
+    """Read the solo latencies in a CSV file.
 
     Raises:
-        DataError: It cannot be read, lacks a column, or a row holds no measurement.
+        DataError: The file cannot be read, lacks a column, or a row has a value that is not a measurement.
     """
     return [
         SoloLatency(
@@ -56,7 +56,7 @@ def read_solo(file: Path) -> list[SoloLatency]:
 
 
 def read_pairs(file: Path) -> list[PairLatency]:
-    """The latencies of co-located pairs in a CSV file.
+    """Read the latencies of co-located pairs in a CSV file.
 
     Raises:
         DataError: As :func:`read_solo`.

@@ -1,9 +1,9 @@
-"""Timing of a variant that joins a running service: loaded once beside the replicas that serve, a few requests timed.
+"""Timing of a variant that joins a running service: it is loaded beside the replicas, and a few requests are timed.
 
-A full profile needs idle cores, which a running service does not have. CPU seconds of a request hardly depend on who
-else runs, so a variant on CPU cores is planned with the profiled times of the variant next to it in accuracy, times the
-ratio of their CPU seconds; one whose model is on another server by the ratio of their times. Its live times replace
-them as soon as enough requests were answered.
+A full profile needs idle cores, which a running service does not have. CPU seconds of a request hardly depend on other
+processes, so a variant on CPU cores is planned with the profiled times of the variant next to it in accuracy, times the
+ratio of their CPU seconds. A variant on another server is planned by the ratio of their times. Its live times replace
+these as soon as enough requests were answered.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from joulery.perf.blend import stretched
 from joulery.runtime.serving.running_service import ServiceSetup
 
 WARM_UP, REQUESTS = 3, 10
-"""Requests that a joining variant answers before it joins: not timed, and timed."""
+"""Numbers of requests that a joining variant answers before it joins: untimed and timed."""
 _PRIORITY = 10
-"""Niceness of a worker that is timed beside those that serve."""
+"""Niceness of the worker that is timed beside the replicas."""
 _CPU_BOUND, _QUICK = 0.5, 0.1
-"""Share of a quick request's time in which a model computes, above which its CPU seconds say how long it takes; and the
-quantile that is quick."""
+"""Share of CPU time in a quick request's time above which a model counts as CPU-bound; and the quantile of a quick
+request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoiningTimes:
-    """A variant as it was timed beside the running replicas.
+    """Times of a variant, measured beside the running replicas.
 
     Attributes:
-        piece: The slice it ran on.
-        times: Of a few requests.
+        piece: The slice that the variant ran on.
+        times: Times of a few requests.
     """
 
     piece: Slice
@@ -62,18 +62,18 @@ async def time_joining(
     folder: Path | None = None,
     stderr: int | None = None,
 ) -> JoiningTimes | None:
-    """Load a variant and time a few requests; None where it does not say what it takes.
+    """Load a variant and time a few requests; None where it declares no inputs and there is no folder.
 
     Args:
         setup: The running service.
         variant: The variant.
-        model: What it loads.
-        declared: Inputs of the replicas that serve; empty where they declare none.
-        folder: Photographs to send; None to make inputs up.
+        model: Model of the variant.
+        declared: Inputs of the running replicas; empty where they declare none.
+        folder: Folder of photographs to send; None to generate inputs.
         stderr: File descriptor for what the model prints.
 
     Raises:
-        JouleryError: It cannot be loaded, takes other inputs, or does not answer.
+        JouleryError: The variant cannot be loaded, takes other inputs, or does not answer.
     """
     remote = model.kind is ModelKind.REMOTE
     engine = upstream_engine() if remote else local_engine(cores=setup.cores, stderr=stderr)
@@ -94,9 +94,9 @@ async def time_joining(
 
 
 def is_bound(times: Timings) -> bool:
-    """Whether a model computes for most of a request's time, so that its CPU seconds say how long it takes.
+    """Whether a model is CPU-bound: it computes for most of a request's time, so that CPU seconds measure its speed.
 
-    Other programs lengthen the times of some requests: the quickest tell a model that computes from one that waits.
+    Other programs lengthen the times of some requests, so the quickest requests decide.
     """
     return times.mean_cpu_s >= _CPU_BOUND * times.quantile_s(_QUICK)
 
@@ -104,10 +104,10 @@ def is_bound(times: Timings) -> bool:
 def live_ratio(
     profile: Profile, variant: str, seen: Mapping[tuple[str, Slice], Timings], known: Collection[str]
 ) -> float:
-    """Live times of a variant over those of its profile; NaN where none are known.
+    """Ratio of a variant's live times to those of its profile; NaN where none are known.
 
-    By CPU seconds where it computes. Else by its times, divided by how much longer than profiled the measured variants
-    of the service take on the same slices meanwhile: a slow machine makes no variant slower than another.
+    Compares CPU seconds where the variant is CPU-bound. Else compares times, divided by the slowdown of the service's
+    measured variants on the same slices, so that a slow machine does not count as a slow variant.
 
     Args:
         profile: The profile.
@@ -147,14 +147,14 @@ async def _timed(engine: Engine, service: str, variant: str, inputs: Sequence[di
 def with_joined(
     profile: Profile, variant: str, model: ModelRef, like: str, found: JoiningTimes | None
 ) -> tuple[Profile, str]:
-    """The profile with a variant that joins, and how it is planned, in words.
+    """Add a joining variant to the profile; return the profile and a text on how the variant is planned.
 
     Args:
         profile: The profile.
         variant: The variant; nothing changes where it was measured.
-        model: What it loads.
+        model: Model of the variant.
         like: The measured variant next to it in accuracy.
-        found: Its times; None where it was not timed.
+        found: Times of the variant; None where it was not timed.
     """
     stated = stated_w(model)
     watts = math.nan if stated is None else stated

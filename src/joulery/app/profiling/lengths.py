@@ -1,4 +1,4 @@
-"""``joulery train-length-predictor``: train on logs of answers, judge on other prompts, keep."""
+"""``joulery train-length-predictor``: train an output-length predictor on logs of answers, evaluate it, and save it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class LengthRequest:
     Attributes:
         data: Logs of answers.
         instructions: The prompts of Parquet logs.
-        evaluate: A log of other prompts.
-        out: Folder to keep the predictor in; None for nowhere.
+        evaluate: A log of other prompts to evaluate on.
+        out: Folder to save the predictor in; None to not save it.
         encoder: ``auto``, ``minilm``, ``distilled`` or ``none``.
-        seed: Of the distillation.
+        seed: Seed of the distillation.
     """
 
     data: tuple[Path, ...]
@@ -36,10 +36,10 @@ class LengthRequest:
 def train_predictor(
     request: LengthRequest, progress: Callable[[int, int, str], None]
 ) -> tuple[TrainedPredictor, Evaluation]:
-    """A predictor of output lengths and its scores; both as served, from one ONNX file where that can be written.
+    """Train a predictor of output lengths and score it; both as served, from one ONNX file where that can be written.
 
     Args:
-        request: What to train and judge on.
+        request: The data to train and evaluate on.
         progress: Receives ``(done, of, next step)`` of a distillation.
 
     Raises:

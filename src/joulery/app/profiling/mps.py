@@ -33,11 +33,11 @@ class MpsRequest:
 
     Attributes:
         what: ``NAME=MODEL``.
-        gpu: Index or UUID.
-        inputs: One request, in an .npz file.
-        seconds, warmup: How long each run measures, and batches before it.
-        kernels, launch_s: Kernels and their launch delay as the user states them; 0 and None where not.
-        ncu: Whether Nsight Compute counts kernels, where it is installed.
+        gpu: Index or UUID of the GPU.
+        inputs: An .npz file with one request.
+        seconds, warmup: Duration of each run, and number of batches before it.
+        kernels, launch_s: Number of kernels and their launch delay as stated by the user; 0 and None if not stated.
+        ncu: Whether to count kernels with Nsight Compute, where it is installed.
         base: The profile to start from: a name of the catalog or a file.
     """
 
@@ -59,7 +59,7 @@ def profile_mps(
 
     Args:
         request: What to profile.
-        progress: Called with the configurations done, their number and the next one.
+        progress: Called with the number of configurations done, the total number and the next one.
         warn: Called with each warning.
 
     Raises:
@@ -95,7 +95,7 @@ def profile_mps(
 
 @asynccontextmanager
 async def _shared_gpu(gpu: int | str, warn: Callable[[str], None]) -> AsyncIterator[Engine]:
-    """An engine on a GPU that is leased and shared under MPS until the block ends."""
+    """Open an engine on a GPU that is leased and shared under MPS until the block ends."""
     async with held_leases(warn) as holder:
         with closing(local_gpus([GpuDeviceConfig(gpu=gpu, mode="mps")], holder)) as here:
             engine = local_engine(places=here.places)
@@ -108,7 +108,7 @@ async def _shared_gpu(gpu: int | str, warn: Callable[[str], None]) -> AsyncItera
 def _counted(
     profiler: KernelProfiler, model: ModelRef, inputs: dict[str, Tensor], gpu: int | str, warn: Callable[[str], None]
 ) -> Mapping[int, KernelCount] | None:
-    """The kernels of one inference by batch size; None, with a warning, where they cannot be counted."""
+    """Count the kernels of one inference by batch size; None, with a warning, where they cannot be counted."""
     try:
         return count_kernels(profiler, model, inputs, gpu, BATCHES)
     except (CapabilityError, DataError) as error:
@@ -117,10 +117,10 @@ def _counted(
 
 
 def one_request(file: Path) -> dict[str, Tensor]:
-    """The arrays of one request.
+    """Read the arrays of one request.
 
     Raises:
-        DataError: It cannot be read, or an array's first axis, the batch, is not of length 1.
+        DataError: The file cannot be read, or an array's first axis, the batch, is not of length 1.
     """
     try:
         with np.load(file, allow_pickle=False) as arrays:

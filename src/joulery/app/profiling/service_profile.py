@@ -46,11 +46,11 @@ from joulery.store.files import disk_errors, require_json, write_atomically
 from joulery.store.run.readings import RunReadings, read_samples
 
 BUSY_CORES = 0.25
-"""Other processes that keep more cores busy than this distort a profile."""
+"""Busy cores of other processes above which they distort a profile."""
 _MAX_BATCH = "max_batch"
-"""Key in a profile for the largest batch that it was to measure, where that is more than one request."""
+"""Key in a profile for the largest batch to measure, where that is more than one request."""
 REST_S = 1.0
-"""Time for which the idle machine is watched: one end of the power line."""
+"""Time for which the idle machine is measured, as the idle end of the power line."""
 _BIN_S = 0.25
 _PERIOD_S = 0.05
 
@@ -59,12 +59,12 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Obtained:
-    """A profile and where it comes from.
+    """A profile and its source.
 
     Attributes:
         profile: The profile.
-        source: In words: measured now, kept, or the file.
-        file: Where it is kept; None where it could not be.
+        source: Source as text: measured now, kept, or the file.
+        file: File of the profile; None where it could not be kept.
     """
 
     profile: Profile
@@ -84,21 +84,22 @@ async def obtain_profile(
     progress: Progress = lambda done, of, what: None,
     places: Places | None = None,
 ) -> Obtained:
-    """The profile of a service: the file given, else what was kept for this machine and these models, else measured.
+    """Obtain the profile of a service: from the given file, else the one kept for this machine and these models, else
+    by measuring.
 
     Args:
         setup: The service.
-        given: A profile's file, from the site file.
-        cache: Where profiles are kept.
-        folder: Photographs to measure with; None to make inputs up.
+        given: Profile that the site file names; None for none.
+        cache: Folder of kept profiles.
+        folder: Folder of photographs to measure with; None to generate inputs.
         meters: Meters to use; None for those this machine has.
-        fresh: Measure even where a profile is kept.
-        plan: How much to measure.
+        fresh: Whether to measure even where a profile is kept.
+        plan: Amount of measurement.
         progress: As for :func:`~joulery.runtime.profiling.slice_timings.measure`.
-        places: Where it runs on GPUs; None on the CPU.
+        places: Hands out slices of GPUs; None to run on the CPU.
 
     Raises:
-        JouleryError: The file given is no profile of this service, or measuring failed.
+        JouleryError: The given file is not a profile of this service, or measuring failed.
     """
     if given is not None:
         profile = read_profile(given)
@@ -136,11 +137,11 @@ async def measure_profile(
 
     Args:
         setup: The service: its variants, partitions and cores.
-        folder: Photographs to send; generated inputs of the models' shapes when None.
+        folder: Folder of photographs to send; generated inputs of the models' shapes when None.
         meters: Meters to use; None for those that this machine has.
-        plan: How many requests are timed.
-        progress: Called with measurements done, their number, and what is measured.
-        places: Hands out parts of GPUs; None for CPU slices.
+        plan: Number of requests to time.
+        progress: Called with the number of measurements done, the total number, and the current one.
+        places: Hands out slices of GPUs; None for CPU slices.
 
     Raises:
         JouleryError: A model, a slice or a meter is missing, or the power does not follow the load.
@@ -183,13 +184,13 @@ async def measure_profile(
 
 @contextmanager
 def _workers_log(folder: Path) -> Iterator[int]:
-    """A file for what models print, so that it does not run through the screen."""
+    """Open a file for the output of models, to keep it off the screen."""
     with disk_errors(folder), (folder / "workers.log").open("ab") as file:
         yield file.fileno()
 
 
 async def _inputs(engine: Engine, setup: ServiceSetup, folder: Path | None) -> list[dict[str, Any]]:
-    """Inputs that fit what the first variant declares; the others must take the same."""
+    """Inputs that fit the declared inputs of the first variant; the other variants must take the same."""
     name, model = next(iter(setup.models.items()))
     smallest: Slice = min(piece for partition in setup.partitions for piece in partition)
     await engine.apply([ReplicaSpec(setup.name, name, smallest, model)])
@@ -226,10 +227,10 @@ def _finished(
 
 
 def power_line(readings: RunReadings) -> tuple[PowerLine, float]:
-    """The power of the CPUs over busy cores, and the mean number of cores that others kept busy.
+    """Fit the power of the CPUs over busy cores; also return the mean number of cores that other processes kept busy.
 
     Raises:
-        DataError: No meter sees the CPUs, or their power does not follow the load.
+        DataError: No meter measures the CPUs, or their power does not follow the load.
     """
     channels = cpu_channels(trace.channel for trace in readings.traces)
     sockets = [times for device, times in readings.busy.items() if device.startswith("cpu:")]
@@ -249,12 +250,12 @@ def power_line(readings: RunReadings) -> tuple[PowerLine, float]:
 
 
 def gpu_power_line(readings: RunReadings, answers: Sequence[InferResponse], gpus: Sequence[str]) -> PowerLine:
-    """The power of GPUs over how busy they were: requests say when, and with what share of a GPU.
+    """Fit the power of GPUs over their utilisation, which follows from the times of requests and their share of a GPU.
 
-    A slice has no meter of its own: what a whole busy GPU draws is shared by arithmetic, so joules are modelled.
+    A slice has no meter of its own: the power of a whole GPU is divided by arithmetic, so joules are modelled.
 
     Raises:
-        DataError: No meter sees the GPUs, or their power does not follow the load.
+        DataError: No meter measures the GPUs, or their power does not follow the load.
     """
     channels = gpu_channels((trace.channel for trace in readings.traces), gpus)
     if {channel.device for channel in channels} != set(gpus):
@@ -271,10 +272,10 @@ def gpu_power_line(readings: RunReadings, answers: Sequence[InferResponse], gpus
 
 
 def write_profile(file: Path, profile: Profile) -> None:
-    """Keep a profile, whole or not at all.
+    """Write a profile to a file atomically.
 
     Raises:
-        CapabilityError: The disk refuses.
+        CapabilityError: The file cannot be written.
     """
     text = orjson.dumps(profile.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     with disk_errors(file.parent):
@@ -283,10 +284,10 @@ def write_profile(file: Path, profile: Profile) -> None:
 
 
 def read_profile(file: Path) -> Profile:
-    """A profile from its file.
+    """Read a profile from its file.
 
     Raises:
-        DataError: It cannot be read, or is no profile.
+        DataError: The file cannot be read, or is not a profile.
     """
     data = require_json(file)
     try:
@@ -296,7 +297,7 @@ def read_profile(file: Path) -> Profile:
 
 
 def _require(profile: Profile, setup: ServiceSetup) -> None:
-    """Raise unless the profile knows every variant on every slice."""
+    """Raise unless the profile has an entry for every variant on every slice and covers the largest batch."""
     for variant in setup.models:
         for piece in {piece for partition in setup.partitions for piece in partition}:
             profile.entry(variant, piece)
@@ -323,7 +324,7 @@ def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
 
 
 def age_words(profile: Profile, now_s: float | None = None) -> str:
-    """The age of a profile, in words."""
+    """The age of a profile as text."""
     age_s = (time.time() if now_s is None else now_s) - profile.created_s
     for unit, seconds in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
         if age_s >= seconds:

@@ -30,11 +30,11 @@ def profile_on_slices(
     runs: int,
     progress: Callable[[int, int, str], None],
 ) -> Profile:
-    """Measure the variants of a service in the workers that will serve them.
+    """Measure the variants of a service in worker processes as they are served.
 
     Args:
         file: The site file.
-        what: A service of it, or one variant.
+        what: A service of the site, or one variant.
         cuts: Partitions of the cores, such as ``1,1``; those of the site when empty.
         warmup: Requests before the timed ones.
         runs: Requests timed on each slice, alone and loaded.
@@ -54,7 +54,7 @@ def profile_on_slices(
 
 
 def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
-    """The service meant, and which of its variants."""
+    """Find the named service, and the variants to measure."""
     runnable = [service for service in site.services if service.family_config is not None]
     for service in runnable:
         names = tuple(variant.name for variant in service.family.variants)
@@ -74,16 +74,16 @@ def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
 
 
 def _narrowed(setup: ServiceSetup, variants: Sequence[str], cuts: Sequence[str]) -> ServiceSetup:
-    """A setup of some of its variants, on given partitions of its cores."""
+    """The service setup reduced to some variants and to given partitions of its cores."""
     partitions = tuple(cpu_slices(_cores(cut, len(setup.cores))) for cut in cuts) or setup.partitions
     return replace(setup, models={name: setup.models[name] for name in variants}, partitions=partitions, candidates=())
 
 
 def _cores(cut: str, most: int) -> tuple[int, ...]:
-    """The cores of each slice of a partition.
+    """Parse the cores of each slice of a partition.
 
     Raises:
-        ConfigError: It is no partition of so many cores.
+        ConfigError: The text is not a partition of this number of cores.
     """
     try:
         cores = tuple(int(part) for part in cut.split(","))

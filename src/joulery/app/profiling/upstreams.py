@@ -1,4 +1,4 @@
-"""The profile of models on other servers: their times as answered, and the watts of a request as metered or stated."""
+"""Profiles of models on other servers: measured response times, and the watts of a request, metered or stated."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def upstream_profile(
     warmup: int,
     answers: Sequence[InferResponse],
 ) -> Profile:
-    """A profile of upstreams. A request is charged by the seconds that it kept one of its service's slots busy.
+    """Make a profile of upstreams. A request is charged by the seconds for which it occupied a slot of its service.
 
     Args:
-        models: Each variant's address, with the watts that are stated.
+        models: Model of each variant, with its stated watts.
         measured: Times by variant.
-        readings: What the meters of this machine saw meanwhile.
-        warmup: Requests that did not count.
+        readings: Readings of this machine's meters during the measurement.
+        warmup: Number of warm-up requests.
         answers: Every answer.
 
     Raises:
-        DataError: No watts are stated, and no meter saw the servers work.
+        DataError: No watts are stated, and no meter measures the servers.
     """
     stated = {name: power_w for name, model in models.items() if (power_w := stated_w(model)) is not None}
     if stated:
@@ -71,17 +71,17 @@ def upstream_profile(
 
 
 def mixed_profile(local: Profile, models: Mapping[str, ModelRef]) -> Profile:
-    """A profile of variants some of which are on other servers, from one whose watts are those of a busy core.
+    """Make the profile of a service with some variants on other servers, from one with the watts of a busy core.
 
-    A model of this machine is charged its CPU seconds at the watts of a busy core, which the meters say; an upstream
-    the seconds of its slot at the watts that are stated.
+    A model of this machine is charged its CPU seconds at the metered watts of a busy core; an upstream is charged the
+    seconds of its slot at the stated watts.
 
     Args:
         local: The profile with the watts of a busy core for all.
         models: Each variant's model; upstreams state their watts.
 
     Raises:
-        DataError: An upstream states none.
+        DataError: An upstream states no watts.
     """
     entries = []
     for entry in local.entries:
@@ -101,16 +101,16 @@ def mixed_profile(local: Profile, models: Mapping[str, ModelRef]) -> Profile:
 
 
 def stated_w(model: ModelRef) -> float | None:
-    """Watts above idle that a model draws while it answers one request, as the site file says; None where not."""
+    """Watts above idle of a model while it answers one request, as the site file states them; None if not stated."""
     found: float | None = json.loads(model.options or "{}").get("power_w")
     return found
 
 
 def seen_by(channels: Iterable[Channel]) -> tuple[Channel, ...]:
-    """The channels that see the servers: this machine's CPUs and GPUs.
+    """The channels that measure the servers: this machine's CPUs and GPUs.
 
     Raises:
-        DataError: There is none.
+        DataError: There is no such channel.
     """
     every = tuple(channels)
     found = (*cpu_channels(every), *(channel for channel in every if channel.device.startswith("gpu:")))
@@ -125,16 +125,16 @@ def seen_by(channels: Iterable[Channel]) -> tuple[Channel, ...]:
 def metered_w(
     readings: RunReadings, channels: Sequence[Channel], answers: Sequence[InferResponse], variants: Sequence[str]
 ) -> tuple[float, dict[str, float]]:
-    """Idle power, and the power of one busy slot above it while each variant answers; watts.
+    """Measure idle power, and for each variant the power of one busy slot above it, watts.
 
     Args:
         readings: Power over the time of the measurement.
-        channels: The meters that count.
+        channels: The channels that measure the servers.
         answers: Every answer, with its times.
         variants: Names of the variants.
 
     Raises:
-        DataError: The power does not rise while a variant answers: its server is elsewhere.
+        DataError: The power does not rise while a variant answers, so its server is on another machine.
     """
     traces = [trace for trace in readings.traces if trace.channel in channels]
     start_ns = max(int(trace.t_ns[0]) for trace in traces)

@@ -1,1 +1,1 @@
-"""Recorded runs: read, compared, accounted again, replayed, booked to the ledger."""
+"""Recorded runs: read, compare, account and replay them, and record them in the ledger."""

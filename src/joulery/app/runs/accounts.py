@@ -23,10 +23,10 @@ def account_run(path: Path, estimator: Estimator | None = None) -> Accounted:
 def account_files(events: Path, power: Path, settings: AccountSettings) -> Accounted:
     """Account a recorded trace with recorded power.
 
-    A reading of power stands until the next one, however long that takes; the last one for two sampling periods.
+    A reading of power holds until the next one, however long that takes; the last one for two sampling periods.
 
     Raises:
-        DataError: A file cannot be used, the two have no moment in common, or the window is empty.
+        DataError: A file cannot be used, the two files do not overlap in time, or the window is empty.
     """
     from joulery.adapters.tracers.files import read_events
     from joulery.adapters.tracers.tables import read_power_table
@@ -38,5 +38,5 @@ def account_files(events: Path, power: Path, settings: AccountSettings) -> Accou
 
 
 def run_openers() -> RunOpeners:
-    """Opens tracers and carbon sources by the names in a manifest."""
+    """Functions that open tracers and carbon sources by the names in a manifest."""
     return RunOpeners(open_tracer, open_carbon)

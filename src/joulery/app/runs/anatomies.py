@@ -29,9 +29,9 @@ class RunAnatomy:
 
     Attributes:
         run: The run.
-        name: Its folder's name, or its identifier.
+        name: Name of its folder, or the run's identifier.
         footprint: Joules by operation.
-        again: Its sources, where the run was killed before it could keep them.
+        again: The run accounted again, where it was killed before it could store its result; else None.
     """
 
     run: Run
@@ -41,7 +41,7 @@ class RunAnatomy:
 
     @property
     def events(self) -> EventTrace | None:
-        """Its events; None where the run keeps none."""
+        """Events of the run; None where it stores none."""
         if self.again is not None:
             return self.again.trace
         return kept_events(self.run) if EVENTS in self.run.series_names else None
@@ -62,7 +62,7 @@ class RunAnatomy:
 
 
 def _sessions(run: Run) -> Sequence[Mapping[str, Any]]:
-    """The recorded stretches of a traced run, as its manifest has them; none where nothing was recorded."""
+    """Recorded sessions in the manifest of a traced run; empty where nothing was recorded."""
     found: Sequence[Mapping[str, Any]] = run.manifest.get("tracing", {}).get("sessions", ())
     return found
 
@@ -70,11 +70,11 @@ def _sessions(run: Run) -> Sequence[Mapping[str, Any]]:
 def step_counts(anatomies: Sequence[RunAnatomy]) -> dict[str, float | int | None]:
     """Steps of traced runs: ``training``, ``evaluation``, ``other``, ``recorded``, and two ratios.
 
-    ``share_of_run_ratio`` is the recorded share of one run's time; None for several runs, and for runs of before it was
-    kept. ``energy_j_per_step`` are the joules of the operations of a recorded step, of all ranks together. ``samples``
-    and ``tokens`` are those of the recorded steps, as the data loaders gave them (padding included), and
-    ``energy_j_per_sample`` and ``energy_j_per_token`` the joules of the same operations by them; None where a recorded
-    step's are not known.
+    ``share_of_run_ratio`` is the recorded share of one run's time; None for several runs and old runs without it.
+    ``energy_j_per_step`` are the joules of the operations of a recorded step, of all ranks together. ``samples`` and
+    ``tokens`` are those of the recorded steps, as delivered by the data loaders (padding included), and
+    ``energy_j_per_sample`` and ``energy_j_per_token`` the joules of the same operations divided by them; None where
+    those of a recorded step are not known.
     """
     found = [one.run.manifest.get("tracing", {}).get("step_counts", {}) for one in anatomies]
     names = ("training", "evaluation", "other", "recorded")
@@ -101,7 +101,7 @@ def step_counts(anatomies: Sequence[RunAnatomy]) -> dict[str, float | int | None
 
 
 def _total(parts: Sequence[int | None]) -> int | None:
-    """Their sum; None where one is not known, or there is none."""
+    """Sum of the parts; None where one is not known, or there is none."""
     known = [part for part in parts if part is not None]
     return sum(known) if parts and len(known) == len(parts) else None
 
@@ -137,7 +137,8 @@ def load_anatomies(paths: Sequence[str | Path]) -> list[RunAnatomy]:
         paths: Their folders.
 
     Raises:
-        DataError: One is no run, is named twice, was not traced, or was killed before a cycle of steps was complete.
+        DataError: A folder is not a run, is named twice, was not traced, or was killed before a cycle of steps was
+            complete.
     """
     found: list[RunAnatomy] = []
     for path in paths:
@@ -152,13 +153,13 @@ def load_anatomies(paths: Sequence[str | Path]) -> list[RunAnatomy]:
 
 
 def together(anatomies: Sequence[RunAnatomy], folds: Sequence[Fold] | None) -> TensorFootprint:
-    """The operations of several runs added up, self-similar layers folded where asked."""
+    """Add up the operations of several runs, and fold self-similar layers if ``folds`` is given."""
     whole = added([one.footprint for one in anatomies])
     return folded(whole, folds) if folds else whole
 
 
 def stef(footprint: TensorFootprint, folds: Sequence[Fold] = TRANSFORMERS) -> dict[str, float]:
-    """Joules by summarised name and phase: what the paper compares footprints by."""
+    """Joules by summarised name and phase: the measure by which the paper compares footprints."""
     summed: dict[str, float] = {}
     short = folded(footprint, folds)
     for op, phase, joules in zip(short.op, short.phase, short.energy_j.tolist(), strict=True):
@@ -182,12 +183,12 @@ def stpf(footprint: TensorFootprint, folds: Sequence[Fold] = TRANSFORMERS) -> di
 
 
 def sparser(anatomy: RunAnatomy, period_s: float) -> TensorFootprint:
-    """The footprint that a slower sampler would have given: the run accounted again with fewer of its readings.
+    """Footprint as from a slower sampler: account the run again with fewer of its readings.
 
-    Whole devices are accounted, the run's share of them or not: similarity is about operations among one another.
+    Whole devices are accounted, not the run's share of them: similarity compares operations with one another.
 
     Raises:
-        DataError: The run keeps no events, or was read less often than that.
+        DataError: The run stores no events, or was sampled less often than that.
     """
     events = anatomy.events
     if events is None:

@@ -1,4 +1,4 @@
-"""From a recorded run to the ledger."""
+"""Record runs in the ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHARGED = "charged"
 
 
 def default_ledger() -> Path:
-    """``$JOULERY_LEDGER``, or ``joulery/ledger.db`` in the user's state folder."""
+    """Path of the ledger: ``$JOULERY_LEDGER``, or ``joulery/ledger.db`` in the user's state folder."""
     named = os.environ.get("JOULERY_LEDGER")
     if named:
         return Path(named)
@@ -22,7 +22,7 @@ def default_ledger() -> Path:
 
 
 def book(view: RunView, ledger: Ledger) -> None:
-    """Record a run; a run that was recorded before is replaced.
+    """Record a run in the ledger; an earlier record of the run is replaced.
 
     Raises:
         CapabilityError: The ledger cannot be written.

@@ -1,4 +1,4 @@
-"""From a scheduler's state folder to the ledger: what its jobs cost, by owner and month."""
+"""Record the cost of a scheduler's jobs in the ledger, by owner and month, from its state folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOUR_S = 3600
 
 
 def book_clusters(folders: Sequence[Path], ledger: Ledger, now_s: float) -> list[str]:
-    """Record the jobs of every scheduler in some folders, each as one run; those that ran no job are left out.
+    """Record the jobs of every scheduler in some folders, each as one run; schedulers without jobs are left out.
 
     Returns:
         The names of the runs.
@@ -41,16 +41,16 @@ def book_clusters(folders: Sequence[Path], ledger: Ledger, now_s: float) -> list
 
 
 def book_jobs(folder: Path, ledger: Ledger, now_s: float) -> str:
-    """Record the jobs of a scheduler as one run; what was recorded of them before is replaced.
+    """Record the jobs of a scheduler as one run; an earlier record of them is replaced.
 
-    A job's cost is kept by month, not by hour: it is recorded in the hour in which the job ended, that of a month
-    before in the last hour of that month, and that of a running job in the present hour.
+    A job's cost is known by month, not by hour: it is recorded in the hour in which the job ended, the cost of an
+    earlier month in the last hour of that month, and the cost of a running job in the present hour.
 
     Returns:
         The run's name in the ledger.
 
     Raises:
-        ConfigError: The folder holds no scheduler's state.
+        ConfigError: The folder does not contain the state of a scheduler.
         DataError: No job ran.
         CapabilityError: The ledger cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Runs of one job: each node leaves one in the job's folder, and the report of the folder is their sum."""
+"""Runs of a job on several nodes: each node writes one to the job's folder, whose report is the sum of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL_S = 0.2
 
 
 def runs_in(path: str | Path) -> tuple[Path, ...]:
-    """The runs that a path stands for: itself, or those directly in a folder that is no run; itself where none is."""
+    """The runs at a path: the path itself if it is a run or contains none, else the runs directly in the folder."""
     folder = Path(path)
     if (folder / "manifest.json").exists() or not folder.is_dir():
         return (folder,)
@@ -31,7 +31,7 @@ def wait_for_nodes(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Wait until the runs of all nodes of a job are closed, at most ``wait_s``; how many are."""
+    """Wait until the runs of all nodes of a job are closed, at most ``wait_s``; return the number of closed runs."""
     end_s = now_s() + wait_s
     while (closed := sum(_closed(folder / f"node-{node}") for node in range(nodes))) < nodes and now_s() < end_s:
         sleep(_POLL_S)
@@ -46,7 +46,7 @@ def _closed(run: Path) -> bool:
 
 
 def missing_nodes(manifests: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """A note for each job of whose nodes not all are here."""
+    """A note for each job with missing nodes."""
     jobs: dict[tuple[str, int], set[int]] = {}
     for manifest in manifests:
         job = manifest.get("job")

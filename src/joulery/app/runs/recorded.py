@@ -1,4 +1,4 @@
-"""A recorded run, complete or interrupted, ready to be reported."""
+"""Load a recorded run, complete or interrupted, to report it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RunView:
     Attributes:
         path: Its folder.
         manifest: ``manifest.json``.
-        footprint: Its joules and grams.
-        report: ``report.json``, or the report made again of an interrupted run; empty where that is not possible.
+        footprint: Joules and grams of the run.
+        report: ``report.json``, or a new report of an interrupted run; empty where that is not possible.
         site: Labels of the run's numbers; None where it has none.
         ticks: Its timeline.
         decisions: Decisions of its policies.
@@ -49,7 +49,7 @@ class RunView:
 
     @property
     def kind(self) -> str:
-        """``measure``, ``up`` ..."""
+        """Kind of the run: ``measure``, ``up`` ..."""
         return str(self.manifest.get("kind", "run"))
 
     @property
@@ -59,7 +59,7 @@ class RunView:
 
     @property
     def interrupted(self) -> bool:
-        """True while it runs, and for good when its writer was killed."""
+        """Whether the run is not closed: it is still running, or its writer was killed."""
         return self.manifest.get("state") == "running"
 
     @property
@@ -67,7 +67,7 @@ class RunView:
         """``(workload, owner, footprint)`` as far as the run separates them; the whole run otherwise.
 
         Raises:
-            DataError: They are damaged.
+            DataError: The charges are damaged.
         """
         charges = self.report.get("charges")
         if not charges:
@@ -84,12 +84,13 @@ def load_run(path: str | Path, *, with_timeline: bool = False, carbon: CarbonSou
 
     Args:
         path: Its folder.
-        with_timeline: Load the timeline too; that of a measured run is computed from its readings.
+        with_timeline: Whether to load the timeline too; that of a measured run is computed from its readings.
         carbon: Another intensity than the run's own for the grams of a measured run.
 
     Raises:
         ConfigError: ``carbon`` is given and the run was not measured: its decisions followed its own grid.
-        DataError: No run, damaged, written by a newer joulery, or interrupted before anything was recorded.
+        DataError: The path is not a run, or the run is damaged, was written by a newer joulery, or was interrupted
+            before anything was recorded.
     """
     run = open_run(path)
     report = run.report
@@ -136,7 +137,7 @@ def _readings(run: Run) -> Iterator[None]:
 
 
 def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], tuple[Tick, ...]]:
-    """Report of a measured run, made again where there is none, and its timeline."""
+    """Report of a measured run, computed where there is none, and its timeline."""
     from joulery.runtime.measuring.account import account_again
 
     if report is not None and "power" not in run.series_names:
@@ -148,7 +149,7 @@ def _measured(run: Run, report: dict[str, Any] | None) -> tuple[dict[str, Any], 
 
 
 def measured_label(manifest: Mapping[str, Any], footprint: Footprint) -> SiteLabel:
-    """Labels of a measured run: its command, and the intensity it keeps."""
+    """Labels of a measured run: its command, and its stored intensity."""
     argv = manifest.get("argv")
     name = Path(str(argv[0])).name if isinstance(argv, list) and argv else "measure"
     kept, carbon = manifest.get("carbon"), None

@@ -1,7 +1,7 @@
 """Replay a run's log: the same observations must lead to the same decisions.
 
-Policies in logs of joulery 0.1 are read by the present names of their parts. Decisions of those logs are worded
-differently, so their reasons are not compared.
+Policies in logs of joulery 0.1 are converted to the present names of their parts. The reasons of decisions in those
+logs are worded differently, so they are not compared.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _POLICIES: Mapping[str, tuple[Any, Any]] = {
     ServiceLimitTuner.name: (ServiceLimitTuner, ServingDeviceView),
     PlanDrift.name: (PlanDrift, DriftObservation),
 }
-"""Policies by the name they log, with what they observe."""
+"""Policy and observation classes by the policy's name in logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A step that was decided differently.
+    """A step whose replayed decisions differ from the log.
 
     Attributes:
-        t_s: When, Unix seconds.
-        service: Service that it belongs to.
-        logged, again: The decisions then and now.
+        t_s: Time of the step, Unix seconds.
+        service: Service of the step.
+        logged, again: The logged and the replayed decisions.
     """
 
     t_s: float
@@ -57,8 +57,8 @@ class Replayed:
     """The outcome of a replay.
 
     Attributes:
-        steps: Steps decided again.
-        decisions: Decisions in the log.
+        steps: Number of replayed steps.
+        decisions: Number of decisions in the log.
         differences: Steps with other decisions; empty when the log can be trusted.
     """
 
@@ -68,9 +68,9 @@ class Replayed:
 
 
 def decide_again(log: Iterable[Mapping[str, Any]]) -> Replayed:
-    """Feed a log's observations to its policies once more.
+    """Replay a log: run its policies on its observations and compare the decisions.
 
-    Policies that joulery 0.1 logged are read; their decisions are compared without the wording of their reasons.
+    Logs of joulery 0.1 can be replayed; their decisions are compared without the wording of their reasons.
 
     Raises:
         DataError: The log names no policy, or is damaged.
@@ -115,12 +115,12 @@ _NEW_WORDS = {"problem": "search", "fewest": "min_requests", **POLICY_NAMES}
 
 
 def _compared(decisions: tuple[Decision, ...], older: str) -> tuple[Decision, ...]:
-    """Compared part of decisions: all of it, or all but the sentence where an older version worded it."""
+    """Decisions as compared: without the reason for logs of an older version."""
     return tuple(replace(one, reason="") for one in decisions) if older else decisions
 
 
 def renamed_policy(name: str, policy: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
-    """A logged policy by its present name and fields.
+    """Convert a logged policy to its present name and fields.
 
     Returns:
         Name, fields, and the first old name that was read; empty for a log of this version.
@@ -138,7 +138,7 @@ def renamed_policy(name: str, policy: Mapping[str, Any]) -> tuple[str, Mapping[s
 
 
 def renamed_decision(fields: Mapping[str, Any]) -> Decision:
-    """A logged decision by its present kind and policy."""
+    """Convert a logged decision to its present kind and policy name."""
     decision = Decision(**fields)
     return Decision(
         DECISION_KINDS.get(decision.kind, decision.kind),

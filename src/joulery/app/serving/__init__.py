@@ -1,1 +1,1 @@
-"""Serving a site: `joulery up` and `joulery serve`."""
+"""Serve a site: `joulery up` and `joulery serve`."""

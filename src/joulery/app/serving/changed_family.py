@@ -1,4 +1,4 @@
-"""A running Clover service whose variants change: some join, some leave, live answers correct the rest."""
+"""Changes to the variants of a running Clover service: variants join or leave, and live answers correct their times."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.running_service import RunningService, ServiceSetup
 
 _ENOUGH = 30
-"""Live answers of a variant on a slice that its times can be taken from."""
+"""Number of live answers of a variant on a slice from which its times are taken."""
 
 
 def base_variant(one: RunningService) -> ModelVariant:
@@ -48,7 +48,7 @@ def changes_family(one: RunningService, config: ServiceConfig, cache: Path) -> b
         cache: Where built models are kept.
 
     Raises:
-        ConfigError: The baseline's variant leaves, a variant is another under its old name, or it cannot join.
+        ConfigError: The baseline's variant leaves, a variant has changed under its old name, or it cannot join.
     """
     assert one.chosen is not None  # a service without a policy follows a plan
     check_places(one, config)
@@ -88,15 +88,15 @@ def clover_revision(
     *,
     steers: bool = True,
 ) -> Revision:
-    """A running service with a Clover policy and the variants of a changed site file.
+    """Revise a running service with a Clover policy to the variants of a changed site file.
 
-    What the profile and the trials know of the variants that stay is kept, and so is the baseline. A variant whose
-    times are assumed is in no layout at first where requests can be steered to it.
+    Profile entries and trials of the variants that stay are kept, and so is the baseline. A variant whose times are
+    assumed is not in any layout at first, where requests can be steered to it.
 
     Args:
         one: The service.
         site: The changed site.
-        config: Its section of it.
+        config: Section of the service in the changed site.
         cache: Where built models are kept.
         joining: Times of the variants that join, where they were timed.
         steers: Whether the engine steers requests among the variants that a replica keeps loaded.
@@ -146,7 +146,7 @@ def _with_newcomers(
     models: Mapping[str, ModelRef],
     joining: Mapping[str, JoiningTimes | None],
 ) -> tuple[Profile, list[tuple[str, str]]]:
-    """The profile of a service with the variants that it lacks; each of those, and how it is planned, in words."""
+    """Add the missing variants to a service's profile; return it with each of them and a text on how it is planned."""
     assert one.chosen is not None  # asked before
     profile, words = one.chosen.predictor.profile, []
     profiled = {entry.variant for entry in profile.entries}
@@ -165,14 +165,14 @@ def _search_over(
     unknown: Collection[str] = (),
     held: Collection[str] = (),
 ) -> PredictiveSearch | TrialSearch:
-    """The same search over the variants of a service as it is now.
+    """Adapt a search to the present variants of a service.
 
     Args:
         search: The search.
         setup: The service.
         predictor: Predicts its layouts.
-        unknown: Variants whose times are assumed: at most one instance of a predicted layout is theirs.
-        held: Those among them that are in no layout.
+        unknown: Variants whose times are assumed; a predicted layout has at most one instance of them.
+        held: Those among them that are kept out of every layout.
     """
     if isinstance(search, PredictiveSearch):
 
@@ -188,7 +188,8 @@ def _search_over(
 
 
 def nearest(former: ModelFamily, variant: ModelVariant, known: Collection[str]) -> str:
-    """The measured variant next to another in accuracy; of two the more accurate one, which is rarely faster.
+    """Find the measured variant closest to another in accuracy; of two equally close, the more accurate one, which is
+    rarely faster.
 
     Args:
         former: The variants of the service so far.
@@ -202,14 +203,14 @@ def nearest(former: ModelFamily, variant: ModelVariant, known: Collection[str]) 
 def live_revision(
     one: RunningService, views: Sequence[ReplicaView], now_s: float, answers: JoinedAnswers
 ) -> Revision | None:
-    """A service whose assumed times are replaced by live ones, where enough answers show them; None for no change.
+    """Replace a service's assumed times with live ones where there are enough answers; None for no change.
 
-    A variant that replicas do not keep loaded in spite of the policy can answer no share: layouts with it are chosen
-    from what is assumed.
+    A variant that replicas fail to keep loaded cannot answer a share of requests: layouts with it are then chosen by
+    its assumed times.
 
     Args:
         one: The service.
-        views: Replicas now.
+        views: The present replicas.
         now_s: Unix seconds.
         answers: Collects the answers of variants whose times are assumed.
     """
@@ -244,7 +245,7 @@ def live_revision(
 
 
 def _tries(search: PredictiveSearch | TrialSearch, names: Collection[str]) -> bool:
-    """Whether a search chooses layouts with some of these variants."""
+    """Whether a search may choose layouts with any of these variants."""
     if isinstance(search, TrialSearch):
         return not search.accuracy_ratio.keys().isdisjoint(names)
     return any(not layout.counts.keys().isdisjoint(names) for layout in search.candidates)

@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from joulery.app.serving.gateways.handle import GatewayGroup
 
 Pages = Callable[[Callable[[], NowSnapshot | None]], Sequence[BaseRoute]]
-"""Makes the routes of pages that show the latest snapshot: the dashboard."""
+"""Creates the routes of the dashboard, which shows the latest snapshot."""
 
 
 def no_pages(latest: Callable[[], NowSnapshot | None]) -> Sequence[BaseRoute]:
-    """No page."""
+    """Return no routes."""
     return ()
 
 
 class GatewayHandle:
-    """The gateway of a session.
+    """A session's gateway in this process.
 
     Args:
         site: The site file.
-        names: Its services.
-        workers_log: File descriptor for what replicas print.
+        names: Names of its services.
+        workers_log: File descriptor for the output of replicas.
         pages: Makes the dashboard's routes.
     """
 
@@ -76,7 +76,7 @@ class GatewayHandle:
         )
 
     def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
-        """The engine that the site file asks for, on these cores, and on GPUs where it names some."""
+        """Create the engine that the site file names, on these cores, and on GPUs where it names some."""
         upstreams = has_upstreams(site)
         return site_engine(
             site.serving,
@@ -89,7 +89,7 @@ class GatewayHandle:
 
     @property
     def labels(self) -> Callable[[str], Mapping[str, tuple[int, int]]]:
-        """Of a service, by variant, how many labelled answers were right, and how many were labelled."""
+        """Function that counts the correct and the labelled answers of a service, by variant."""
         return self.gateway.feedback.tally
 
     @property
@@ -103,12 +103,12 @@ class GatewayHandle:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes of the run beside this one and its children: none."""
+        """Processes of the run other than this one and its children: none."""
         return ()
 
     @property
     def gpus_in_use(self) -> bool:
-        """Whether replicas of an earlier controller run on the site's GPUs: they ended with it."""
+        """Whether replicas of an earlier controller run on the site's GPUs: never, since they ended with it."""
         return False
 
     def report(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def has_upstreams(site: Site) -> bool:
 async def open_gateway(
     site: Site, names: Sequence[str], writer: RunWriter, pages: Pages = no_pages
 ) -> AsyncIterator[AnyGateway]:
-    """The gateway on its port, taken first: a port in use is an error before models are profiled."""
+    """Open the gateway on its port first, so that a port in use is an error before models are profiled."""
     if site.serving.gateways is not None:
         from joulery.app.serving.gateways.handle import open_gateways
 

@@ -1,4 +1,4 @@
-"""Live answers of variants that joined a service: at a small share, enough of them take longer than a window."""
+"""Live answers of variants that joined a service, kept for longer than a window because their share may be small."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from joulery.domain.serving.engine import RequestRecord
 
 _MOST = 200
-"""Answers that are kept of one variant."""
+"""Largest number of answers that are kept of one variant."""
 _LOADED_WITHIN_S = 60.0
-"""Replicas keep a variant that joined loaded after so long, or do not keep it at all."""
+"""Time after which a replica that has not loaded a joined variant is assumed not to keep it."""
 
 
 @dataclass(slots=True)
@@ -33,12 +33,12 @@ class JoinedAnswers:
     def of(
         self, service: str, variants: Collection[str], records: Sequence[RequestRecord], now_s: float
     ) -> list[RequestRecord]:
-        """The latest answers of a service, those of some variants since they joined.
+        """Return the latest answers of a service, including all kept answers of some variants since they joined.
 
         Args:
             service: The service.
-            variants: Those whose times are assumed; empty once all are known.
-            records: Requests of the service that ended lately, some of them shown before.
+            variants: Variants whose times are assumed; empty once all are known.
+            records: Recent requests of the service; some may have been passed before.
             now_s: Unix seconds.
         """
         if not variants:
@@ -53,6 +53,6 @@ class JoinedAnswers:
         return [*(record for record in records if record.variant not in variants), *kept]
 
     def overdue(self, service: str, now_s: float) -> bool:
-        """Whether replicas have had the time to load the variants that joined a service."""
+        """Whether replicas have had enough time to load the variants that joined a service."""
         joined = self._services.get(service)
         return joined is not None and now_s - joined.since_s >= _LOADED_WITHIN_S

@@ -1,9 +1,8 @@
-"""A running joint plan, made again from what runs: when the site file, load, intensity or batches' times change.
+"""Replanning of a running joint plan when the site file, the load, the intensity or the batches' times change.
 
-The new plan keeps running instances as far as that pays, within ``plan.moves``. Where it is only a matter of cost (less
-load, another intensity), it comes into force only if it gains more than the change costs. Prediction errors that were
-measured stand as decisions of the run, with what was predicted and what was measured, and as margins of every later
-plan.
+The new plan keeps running instances as far as that pays, within ``plan.moves``. Where only cost is at stake (less load,
+another intensity), the new plan takes effect only if it saves more than the change costs. Measured prediction errors
+are recorded as decisions of the run, with the predicted and the measured values, and become margins of later plans.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ from joulery.runtime.serving.session import ServingSession
 from joulery.runtime.session.driver import ADVISED, APPLIED
 
 LOOK_S = 5.0
-"""Time between two looks at the load, the intensity and the batches."""
+"""Time between two checks of the load, the intensity and the batches."""
 _LASTS_S = (600.0, 3600.0)
-"""A plan is taken to last as long as the one before it has, within these bounds."""
+"""Bounds on the assumed duration of a new plan, which is that of the plan before it."""
 _G_PER_KG = 1000.0
 _W_PER_KW = 1000.0
 
 
 @dataclass(slots=True)
 class JointFollower:
-    """Plans again what a session runs.
+    """Replans a session that runs a joint plan.
 
     Attributes:
         session: The session.
         control: Runs the plan.
-        policy: Says when to plan again.
-        rates_rps: Rates of the load that was measured; empty for those of the site file.
+        policy: Decides when to plan again.
+        rates_rps: Measured rates of the load; empty for those of the site file.
         site: The site that the plan in force is for; the session's, or its changed file.
-        why: What the plan that was made last gains; empty where that was not asked.
+        why: Gain of the latest plan as text; empty where it was not computed.
     """
 
     session: ServingSession
@@ -73,7 +72,7 @@ class JointFollower:
 
     @classmethod
     def of(cls, session: ServingSession, control: PlanControl) -> JointFollower | None:
-        """The follower of a session's joint plan; None where another preset made the plan."""
+        """Create the follower of a session's joint plan; None where another preset made the plan."""
         if control.joint is None:
             return None
         policy = policy_of(control.joint, session.site.plan)
@@ -81,7 +80,7 @@ class JointFollower:
         return cls(session, control, policy, session.site, _state=policy.initial())
 
     def look(self, now_s: float) -> str:
-        """Compare load, intensity and batches with the plan; why to plan again, empty for no reason."""
+        """Compare load, intensity and batches with the plan; return the cause to plan again, empty for none."""
         if now_s - self._state.seen_s < LOOK_S - 1e-6:
             return ""
         if math.isnan(self._since_s):
@@ -103,11 +102,11 @@ class JointFollower:
         return cause
 
     def next(self, site: Site, cause: str) -> tuple[PlannedGpu, ...] | None:
-        """The GPUs of the next plan; None where the plan in force is to stay, for :meth:`stay` to say why.
+        """Make the next plan and return its GPUs; None where the plan in force stays (:meth:`stay` records the reason).
 
         Raises:
             InfeasibleError: No plan was found within the GPUs and the moves.
-            ConfigError: The site says too little.
+            ConfigError: The site lacks a setting that the plan needs.
         """
         joint = self.control.joint
         assert joint is not None and joint.certificate is not None  # a follower is made for a joint plan alone
@@ -138,13 +137,13 @@ class JointFollower:
         return made.gpus
 
     def stay(self, now_s: float) -> None:
-        """Say why the plan in force stays."""
+        """Record the reason why the plan in force stays."""
         if self._kept is not None:
             self.session.history.add_decision(DecisionRecord(now_s, self._kept, APPLIED, "the plan runs on"))
             self._kept = None
 
     def taken_over(self) -> None:
-        """The next plan runs now: watch it."""
+        """Watch the next plan, which has taken effect."""
         if self._made is None:
             return
         (made, self.site), self._made = self._made, None
@@ -163,19 +162,19 @@ class JointFollower:
 
 
 def gain_words(gain: PlanGain, objective: PlanObjective) -> str:
-    """The gain of a plan, in words."""
+    """The gain of a plan as text."""
     unit = objective.unit
     change = f"a change costs {gain.change:.3g} {unit} for an hour, at {gain.lasts_s / 60:.0f} min to come"
     return f"{gain.after:.4g} {unit} instead of {gain.held:.4g} ({100 * gain.ratio:+.1f} % saved); {change}"
 
 
 def policy_of(plan: ProvisionPlan, section: PlanSection, before: DriftState | None = None) -> PlanDrift:
-    """The policy that watches a plan.
+    """Create the policy that watches a plan.
 
     Args:
         plan: The plan.
-        section: What the site says of plans: the weights of its objective.
-        before: What was seen under the plan before.
+        section: The site's ``plan`` section, with the weights of its objective.
+        before: State under the previous plan; None for none.
     """
     before = before or DriftState()
     rates: dict[str, float] = {}
@@ -190,7 +189,7 @@ def policy_of(plan: ProvisionPlan, section: PlanSection, before: DriftState | No
 
 
 def watt_price(objective: PlanObjective, section: PlanSection) -> WattPrice:
-    """The value of a watt to a plan of an objective, and its dependence on the carbon intensity."""
+    """The price of a watt in a plan's objective, and its dependence on the carbon intensity."""
     g_per_kwh = math.nan if objective.g_per_kwh is None else objective.g_per_kwh
     per_kg = 0.0 if section.weights is None else section.weights.carbon
     slope = {

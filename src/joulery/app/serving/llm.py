@@ -1,4 +1,4 @@
-"""Language models of a site, wired: their engines, predictors, order and meter."""
+"""Create the language models of a site, with their engines, predictors, order and meter."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from joulery.adapters.engines.remote.openai import Upstream
 
 _OWN_RETRIES = 1
-"""A request whose own llama.cpp process died is repeated once by the next process."""
+"""Number of retries for a request whose own llama.cpp process died."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class LLMSite:
 
     Attributes:
         llms: The models, by name.
-        aliases: Names of models by other names that clients may use.
+        aliases: Names of models by alias.
         meter: Charges their requests.
         grid: The carbon intensity.
         notes: Notes about meters and devices, one sentence each.
@@ -72,7 +72,7 @@ class LLMSite:
 
 
 def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEngine:
-    """The engine of a language model, not started.
+    """Create the engine of a language model, without starting it.
 
     Raises:
         CapabilityError: The bundled model is not installed.
@@ -99,7 +99,7 @@ def llm_engine(config: LanguageModelConfig, stderr: int | None = None) -> LLMEng
 
 
 def upstream_of(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream:
-    """The server of a language model.
+    """Address and settings of the server of a language model.
 
     Raises:
         ConfigError: A token file cannot be read.
@@ -126,7 +126,7 @@ def upstream_of(config: LanguageModelConfig, engine: UpstreamConfig) -> Upstream
 def open_llm_site(
     site: Site, *, stderr: int | None = None, stack: AsyncExitStack, now_s: Callable[[], float] = unix_s
 ) -> LLMSite:
-    """The site's language models, not started; the stack closes what is opened.
+    """Create the site's language models without starting them; the stack closes the opened resources.
 
     Raises:
         JouleryError: A meter, a predictor or a model of the site cannot be opened.
@@ -153,7 +153,7 @@ def open_llm_site(
 def _family(
     site: Site, config: LanguageFamilyConfig, llms: Mapping[str, LLMService], grid: LiveIntensity
 ) -> LanguageFamily:
-    """A family of the site's language models."""
+    """Create a family of the site's language models."""
     policy = LanguageFamilyPolicy(
         config.name,
         {one.model: one.accuracy_ratio for one in config.variants},
@@ -166,7 +166,7 @@ def _family(
 
 
 def upstream_boards(site: Site) -> tuple[str, ...]:
-    """GPUs of this machine on which servers of the site's language models run: no process there is joulery's."""
+    """GPUs of this machine on which servers of the site's language models run, as processes outside joulery."""
     named = (device for config in site.language_models for device in _devices(config))
     return tuple(device for device in named if device.startswith("gpu:"))
 
@@ -201,14 +201,14 @@ def _unmetered(meter: RequestMeter, names: Iterable[str]) -> Iterator[str]:
 
 
 def _aging(order: OrderConfig) -> Aging | None:
-    """Aging rules of an order; None for first come, first served, and for one that is revised."""
+    """Aging rules of an order; None for first come, first served, and for an order with reranking."""
     if order.kind in ("fcfs", "rerank"):
         return None
     return Aging(order.aging_ratio, order.grace_s) if order.decay_s is None else Aging.boost(order.decay_s)
 
 
 def _reranking(order: OrderConfig) -> Reranking | None:
-    """Reranking rules of an order; None for one that stays."""
+    """Reranking rules of an order; None for an order without reranking."""
     if order.kind != "rerank":
         return None
     return Reranking(None if order.decay_s is None else Aging.boost(order.decay_s))
@@ -242,7 +242,7 @@ def _llm(config: LanguageModelConfig, meter: RequestMeter, stderr: int | None, s
 
 
 def _keeper(config: LanguageModelConfig, stack: AsyncExitStack) -> Callable[[GenerationRequest, int], None]:
-    """Logs answers where the site asks for it; a full disk ends the log and no answer."""
+    """Create the function that logs answers, if the site has a log; a full disk ends the log but not the answers."""
     if config.log is None:
         return lambda request, tokens: None
     log = AnswerLog(config.log)

@@ -1,4 +1,4 @@
-"""The language models of a site behind the gateway of its session."""
+"""Connect the language models of a site to the gateway of its session."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _REFRESH_S = 1.0
 def mount_llms(
     site: Site, bodies: BodyReader, metrics: Metrics, stack: AsyncExitStack, stderr: int | None = None
 ) -> tuple[LLMSite, HostedModels, OpenAIRoutes]:
-    """The site's language models; their engines are not started yet.
+    """Create the site's language models and their routes; their engines are not started yet.
 
     Args:
         site: The site.
         bodies: Reads requests within the gateway's limits.
         metrics: Counts their requests.
-        stack: Closes what is opened.
-        stderr: File descriptor for what engines print; None for standard error.
+        stack: Closes the opened resources.
+        stderr: File descriptor for the output of engines; None for standard error.
 
     Returns:
-        The models, their ticks and totals, and what answers under ``/v1``.
+        The models, their ticks and totals, and the routes under ``/v1``.
 
     Raises:
-        JouleryError: A meter, a predictor or a model that was named is not to be had.
+        JouleryError: A named meter, predictor or model is not available.
     """
     text = open_llm_site(site, stack=stack, stderr=stderr)
     models = HostedModels(text.llms, [service.name for service in site.services])
@@ -51,7 +51,7 @@ def mount_llms(
 
 
 def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:
-    """Each model with its engine and order, and notes about their meters, as names and texts."""
+    """Facts about each model (its engine and order) and notes about the meters, as names and texts."""
     for llm in text.llms.values():
         order = _order(llm.settings)
         keeper = "the engine's own queue" if llm.engine.dialect.orders else f"{llm.settings.max_num_seqs} at once"
@@ -65,7 +65,7 @@ def llm_facts(text: LLMSite) -> Iterator[tuple[str, str]]:
 
 
 def _order(settings: LLMSettings) -> str:
-    """The order of a model's requests, in words."""
+    """The order of a model's requests as text."""
     if settings.reranking is not None:
         return "shortest expected remainder first"
     if settings.aging is None:
@@ -74,10 +74,10 @@ def _order(settings: LLMSettings) -> str:
 
 
 async def start_llms(text: LLMSite) -> None:
-    """Ask the grid, start the engines, load the predictors.
+    """Read the carbon intensity, start the engines and load the predictors.
 
     Raises:
-        JouleryError: An engine is not to be had.
+        JouleryError: An engine is not available.
     """
     await text.grid.refresh()
     loading = [asyncio.to_thread(llm.forecaster.load) for llm in text.llms.values()]
@@ -85,7 +85,7 @@ async def start_llms(text: LLMSite) -> None:
 
 
 async def settle_llm_meter(text: LLMSite) -> None:
-    """Once a second ask the grid where that is due, ask the engines for their load, and read the meters."""
+    """Once a second, read the carbon intensity if due and the meters; read the load of the engines meanwhile."""
     following = [asyncio.create_task(_follow_load(llm), name=f"load of {llm.name}") for llm in text.llms.values()]
     try:
         while True:
@@ -99,7 +99,7 @@ async def settle_llm_meter(text: LLMSite) -> None:
 
 
 async def _follow_load(llm: LLMService) -> None:
-    """Ask one engine; a slow one delays neither the others nor the meters."""
+    """Read the load of one engine repeatedly; a slow one delays neither the others nor the meters."""
     while True:
         await llm.read_load()
         await asyncio.sleep(_REFRESH_S)

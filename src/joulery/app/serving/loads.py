@@ -1,4 +1,4 @@
-"""The loads of a running site: started, ended, waited for, one a service or language model."""
+"""Load generators of a running site, one per service or language model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def longest_s(site: Site) -> float | None:
 
 
 def scaled(site: Site, duration_s: float | None) -> Site:
-    """The site with its longest load of this duration; a replayed day of the grid is fitted into it."""
+    """Scale the site's loads so that the longest has this duration; a replayed day of the grid is scaled too."""
     lasted_s = longest_s(site)
     if duration_s is None or lasted_s is None:
         return site
@@ -64,11 +64,11 @@ def text_key(model: str) -> str:
 
 
 class Loads:
-    """The loads of a session.
+    """Starts, ends and awaits the loads of a session.
 
     Args:
-        session: Its services are called.
-        gate: The gateway in front of them.
+        session: The session whose services receive the loads.
+        gate: The gateway that receives the requests.
     """
 
     def __init__(self, session: ServingSession, gate: AnyGateway) -> None:
@@ -132,16 +132,16 @@ class Loads:
         self._begin(text_key(name), plan)
 
     def end(self, name: str | None = None) -> None:
-        """Ask the load of a service, or every load, to send nothing more."""
+        """Stop the load of a service, or every load, from sending further requests."""
         for service, load in self._loads.items():
             if name in (None, service):
                 load.end()
 
     async def outcomes(self) -> dict[str, LoadResult]:
-        """The clients' results once all loads have ended, those too that were started meanwhile.
+        """Wait until all loads have ended, also those started meanwhile, and return the clients' results.
 
         Raises:
-            ActuationError: One failed; the reason is on standard error.
+            ActuationError: A load failed; the reason is on standard error.
         """
         while pending := [task for task in self._waiting.values() if not task.done()]:
             await asyncio.wait(pending)
@@ -153,7 +153,7 @@ class Loads:
 
     @staticmethod
     def _arrivals(load: LoadConfig, rate_rps: float, times: Path) -> dict[str, Any]:
-        """The plan's rate, or its file of recorded arrivals."""
+        """The rate of the load, or its file of recorded arrivals."""
         if not isinstance(load, TraceLoad):
             return {"rate_rps": load.rate_rps or rate_rps}
         with disk_errors(times):

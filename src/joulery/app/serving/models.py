@@ -1,4 +1,4 @@
-"""``joulery serve --model``: models behind the gateway, without a site file."""
+"""``joulery serve --model``: serve models without a site file."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class ModelsRequest:
         threads: Threads inside an operator; one a core when 0.
         token_file: File with the bearer token; None for no token.
         queue: Requests that may wait for one name.
-        deadline_s: Time to answer in.
-        drain_s: How long a stop waits for requests.
+        deadline_s: Seconds within which a request is answered.
+        drain_s: Seconds that a stop waits for running requests.
         grpc: ``HOST:PORT`` of the protocol over gRPC; None for HTTP alone.
         tls_certificate, tls_key: PEM files of the gateway's certificate and key; None for plain HTTP.
     """
@@ -83,8 +83,8 @@ async def serve_models(
     """Serve models until SIGTERM or SIGINT.
 
     Args:
-        request: What to serve, and where.
-        ready: Receives the address, that of gRPC (empty without) and the replicas once requests are answered.
+        request: The flags of the command.
+        ready: Receives the address, the gRPC address (empty without gRPC) and the replicas once requests are answered.
         say: Receives remarks about leased GPUs.
 
     Raises:
@@ -114,10 +114,10 @@ async def serve_models(
 
 
 def _gpu_slice(text: str) -> Slice:
-    """The part of a GPU that ``--on`` names.
+    """Parse the slice of a GPU that ``--on`` names.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is not a slice of a GPU.
     """
     piece = Slice.parse(text)
     if piece.kind is SliceKind.CPU:
@@ -129,7 +129,7 @@ def _gpu_slice(text: str) -> Slice:
 
 @asynccontextmanager
 async def _places(gpus: tuple[str, ...], piece: Slice, say: Callable[[str], None]) -> AsyncIterator[Places | None]:
-    """Parts of this machine's GPUs, leased; None where nothing runs on them."""
+    """Lease slices of this machine's GPUs; None where nothing runs on them."""
     if piece.kind is SliceKind.CPU:
         yield None
         return
@@ -139,7 +139,7 @@ async def _places(gpus: tuple[str, ...], piece: Slice, say: Callable[[str], None
 
 
 def _gpu_configs(gpus: tuple[str, ...], piece: Slice) -> tuple[GpuDeviceConfig, ...]:
-    """The GPUs named, used as a slice needs them."""
+    """Settings of the named GPUs, as the slice needs them."""
     named = tuple(int(gpu) if gpu.isdigit() else gpu for gpu in gpus) or (0,)
     mode = piece.kind.value
     cuts = ((piece.profile,),) if mode == "mig" else None
@@ -147,7 +147,7 @@ def _gpu_configs(gpus: tuple[str, ...], piece: Slice) -> tuple[GpuDeviceConfig, 
 
 
 def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:
-    """One replica of ``NAME[/VARIANT]=MODEL``."""
+    """Parse one replica of ``NAME[/VARIANT]=MODEL``."""
     name, equals, model = text.partition("=")
     service, slash, variant = name.partition("/")
     if not (equals and _NAME.fullmatch(service) and _NAME.fullmatch(variant if slash else service)):
@@ -161,10 +161,10 @@ def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:
 
 
 def _each_once(names: Sequence[str]) -> None:
-    """Refuse two models of one name: requests would be answered by either.
+    """Refuse two models of the same name and variant, since either would answer the requests.
 
     Raises:
-        ConfigError: There are two.
+        ConfigError: A name occurs twice.
     """
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

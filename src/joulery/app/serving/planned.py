@@ -1,4 +1,4 @@
-"""``joulery up --plan``: a provisioning plan on this machine, followed as the site file changes."""
+"""``joulery up --plan``: run a provisioning plan on this machine, and follow changes of the site file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def plan_file(site: Site, given: Path | None, folder: Path) -> Path | None
     """The plan to run: the file given, else a plan of preset joint made now and kept in the run folder; else None.
 
     Raises:
-        ConfigError, DataError: The site says too little for preset joint.
+        ConfigError, DataError: The site lacks a setting that preset joint needs.
         InfeasibleError: No plan is within the SLOs.
     """
     if given is not None or site.plan.preset != _JOINT_PRESET or not site.services:
@@ -73,15 +73,15 @@ def planned_control(
     cache: Path,
     here: LocalGpus | None,
 ) -> tuple[dict[str, RunningService], Engine, PlanControl]:
-    """The services, engine and control of the plan in a file; the engine runs nothing yet.
+    """Create the services, engine and control of the plan in a file; the engine runs no replicas yet.
 
     Args:
-        here: GPUs of this machine that its processes share; None to have CPU cores stand for them.
+        here: GPUs of this machine that its processes share; None to use CPU cores in place of GPUs.
 
     Raises:
         ConfigError: The plan and the site disagree about services or models, or the GPUs may not be shared.
         CapabilityError: The plan needs more cores than there are.
-        DataError: The file is no plan.
+        DataError: The file is not a plan.
     """
     if not isinstance(site.serving.engine, EmbeddedEngine):
         raise ConfigError(
@@ -111,10 +111,10 @@ def planned_control(
 
 
 def _divided(site: Site, here: LocalGpus) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The GPUs that a plan may run on, and those of them that are cut into slices.
+    """The GPUs that a plan may run on, and those of them that are in MIG mode.
 
     Raises:
-        ConfigError: One is used in another way.
+        ConfigError: A GPU is in another mode.
     """
     for index, device in enumerate(site.fleet.devices):
         if device.mode not in (MPS, MIG):
@@ -128,7 +128,7 @@ def _divided(site: Site, here: LocalGpus) -> tuple[tuple[str, ...], frozenset[st
 
 
 def _require_no_slices(gpus: Sequence[PlannedGpu]) -> None:
-    """Raise where a plan cuts GPUs and there is none that could be cut."""
+    """Raise if a plan has MIG slices, for which there is no GPU."""
     count = sum(gpu.sliced for gpu in gpus)
     if count:
         raise CapabilityError(
@@ -139,7 +139,7 @@ def _require_no_slices(gpus: Sequence[PlannedGpu]) -> None:
 
 
 def _check_cuts(plan: PlanInForce, here: LocalGpus) -> None:
-    """Raise where one of this machine's GPUs cannot be cut as a GPU of the plan is."""
+    """Raise if one of this machine's GPUs cannot have the MIG partition of its GPU in the plan."""
     for gpu, (at,) in zip(plan.gpus, plan.cores, strict=True):
         device = plan.shared[at]
         if device in plan.cut:
@@ -160,7 +160,7 @@ async def follow_site(
         control: The plan in force and its replicas.
         loads: The load generators, one a service.
         watch: Reports changes of the site file.
-        gate: The gateway, which learns of new services.
+        gate: The gateway, whose metrics are extended to new services.
         cache: Folder of kept profiles.
     """
     from joulery.app.serving.joint_follower import JointFollower
@@ -218,7 +218,7 @@ async def _go_over(
 
 
 def _next(site: Site, running: PlanInForce) -> Sequence[PlannedGpu]:
-    """A plan of shares that follows the running one with few migrations."""
+    """Make a plan of shares that follows the running one with few migrations."""
     from joulery.app.planning.shares import share_request
     from joulery.policies.placement.provisioning.planner import followed
 
@@ -254,7 +254,7 @@ def models_of(site: Site, gpus: Sequence[PlannedGpu], cache: Path) -> dict[tuple
 
 
 def _model(config: ServiceConfig, name: str, cache: Path, *, strictly: bool = False) -> ModelRef:
-    """The variant that a plan means: the one of its name, or the only one.
+    """The variant that a plan refers to: the one of this name, or the only one.
 
     Raises:
         ConfigError: No variant has that name, and there are several, of the service or of the plan.
@@ -275,7 +275,7 @@ def _model(config: ServiceConfig, name: str, cache: Path, *, strictly: bool = Fa
 def _running(
     site: Site, config: ServiceConfig, gpus: Sequence[PlannedGpu], cache: Path, shared: tuple[str, ...]
 ) -> RunningService:
-    """A service as the plan runs it; ``shared``: GPUs of this machine that the plan's processes share."""
+    """Create a service of the plan; ``shared`` are the GPUs of this machine that the plan's processes share."""
     mine = [each for gpu in gpus for each in gpu.instances if each.workload == config.name]
     rate_rps = sum(each.rate_rps for each in mine)
     setup = ServiceSetup(

@@ -1,4 +1,4 @@
-"""A service of the site file as what the runtime works with: models on disk, slices of this machine, a policy."""
+"""Convert a service of the site file to runtime objects: models on disk, slices of this machine, a policy."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from joulery.runtime.serving.running_service import PolicyBinding, ServiceSetup
 
 PREDICT = "predict"
 CONCURRENCY = 4
-"""Requests that the upstreams of a service get at once unless the site file says how many."""
+"""Default number of concurrent requests to the upstreams of a service."""
 _NEVER = 1e6
-"""A move of the intensity, as a multiple of the base, that does not happen."""
+"""Change of the intensity, as a multiple of the base, that never occurs: disables replanning."""
 _LEAST_TRIM_S, _TRIM_SLOS = 1.0, 3.0
-"""Trim at the start of a period of the baseline: so many seconds, and so many times the SLO, at least."""
+"""Smallest trim at the start of a baseline period: in seconds, and as a multiple of the SLO."""
 
 
 def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpus | None = None) -> ServiceSetup:
-    """The service on this machine; models are built or looked up, nothing is started.
+    """Set up the service on this machine: build or look up its models, without starting them.
 
     Args:
-        site: For the fleet.
+        site: The site, for its fleet.
         config: The service.
         cache: Where built models are kept.
         gpus: Its GPU group with the partitions it may use; None for the CPU.
@@ -104,8 +104,8 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
 def cores_of(site: Site) -> dict[str, tuple[int, ...]]:
     """The CPU cores of each service with models on this machine, by name.
 
-    What services say under ``cpu`` comes first; the others get equal parts of what is left, the first ones the odd
-    cores. Where there are more of them than cores left, each gets one core that it shares.
+    Services with ``cpu`` settings get theirs first; the others get equal parts of the remaining cores, the first ones
+    one more. Where there are more of them than cores left, each gets one shared core.
 
     Raises:
         CapabilityError: The machine has fewer cores than asked for.
@@ -142,7 +142,7 @@ def batch_remarks(setup: ServiceSetup, measured: Profile, used: Profile) -> list
     Args:
         setup: The service.
         measured: Its profile.
-        used: The same with the batches that the SLO leaves room for.
+        used: The profile with only the batches that fit the SLO.
     """
     if setup.max_batch == 1:
         return []
@@ -177,15 +177,15 @@ def shared_cores(cores: Mapping[str, tuple[int, ...]]) -> list[str]:
 
 
 def _runs_here(config: ServiceConfig) -> bool:
-    """Whether some of its models run on this machine: it needs cores."""
+    """Whether some models of a service run on this machine, so that it needs cores."""
     family = config.family_config
     return family is None or family.is_mixed or not family.is_upstream
 
 
 def cores_beside_upstreams(site: Site) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Of each service with variants on this machine and others on servers, the cores of each replica.
+    """The cores of each replica, by service, for services with variants both on this machine and on other servers.
 
-    One replica a core, or a slice of ``cpu.slices``.
+    A replica has one core, or the cores of a slice of ``cpu.slices``.
 
     Raises:
         CapabilityError: The machine has fewer cores than asked for.
@@ -202,7 +202,7 @@ def _replica_cores(site: Site, config: ServiceConfig, cores: tuple[int, ...]) ->
 
 
 def _claimed(cpu: CpuConfig | None) -> int:
-    """Cores a section asks for; 0 where it says nothing."""
+    """Number of cores that a section requests; 0 where it requests none."""
     if cpu is None:
         return 0
     return cpu.cores or sum(cpu.slices or ())
@@ -226,9 +226,9 @@ def fleet_cores(site: Site) -> tuple[int, ...]:
 
 
 def demand_rps(site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile) -> float:
-    """The demand to plan for, requests a second: the service's own, else the load's, stated or as a share of capacity.
+    """The demand to plan for, requests a second: stated by the service or the load, or the load's share of capacity.
 
-    The capacity is what the most accurate variant can serve on the partition that suits it best.
+    The capacity is that of the most accurate variant on its best partition.
 
     Raises:
         ConfigError: Neither the service nor the load names one.
@@ -263,10 +263,10 @@ def largest_capacity_rps(setup: ServiceSetup, profile: Profile) -> float:
 def choose(
     site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile, *, settle_s: float = 5.0
 ) -> PolicyBinding:
-    """The policy of a service, with a profile in hand.
+    """Create the policy of a service from its profile.
 
-    A fixed policy is the same policy with one variant to choose from: it still picks the partition that keeps the SLO
-    with the fewest joules.
+    A fixed policy is the same policy with a single variant: it still chooses the partition that meets the SLO with the
+    fewest joules.
 
     Args:
         site, config, setup: The site file, this service's section, and its variants and candidates.
@@ -334,7 +334,7 @@ def _objective(
 
 
 def _candidates(config: ServiceConfig, setup: ServiceSetup) -> tuple[Layout, ...]:
-    """The layouts that a policy may choose: for one with fixed shares those with its main variant on every slice."""
+    """The layouts that a policy may choose: with fixed shares, those with the main variant on every slice."""
     if isinstance(config.policy, CloverPolicy):
         return tuple(setup.candidates)
     only = {main_of(shares_of(config, setup.family))}
@@ -388,7 +388,7 @@ def consolidation(site: Site, config: ServiceConfig, setup: ServiceSetup) -> Con
 def switchback(
     site: Site, config: ServiceConfig, setup: ServiceSetup, base: Layout, settle_s: float
 ) -> Switchback | None:
-    """Settings for measuring the baseline of a service; None where it is not, or where it would run anyway.
+    """Settings to measure the baseline of a service; None where it is not measured, or is the running layout anyway.
 
     Requests of an earlier layout have left the queue after a few times the latency of the SLO. The measured part of a
     period is as long as the service takes to settle.
@@ -411,12 +411,12 @@ def switchback(
 def trial_search(
     rule: CloverPolicy, setup: ServiceSetup, predictor: Predictor, base: Layout, pue: float
 ) -> TrialSearch:
-    """The search by trials on the running service.
+    """Create the search by trials on the running service.
 
     Args:
-        rule: How to search.
+        rule: Settings of the search.
         setup: The service.
-        predictor: Accuracy of its variants, and what the profile predicts.
+        predictor: Accuracy of its variants, and predictions from the profile.
         base: The baseline.
         pue: Facility energy per IT energy.
     """
@@ -444,7 +444,7 @@ def trial_search(
 
 
 def objectives_from_config(config: ServiceConfig, best_accuracy_ratio: float) -> ServiceObjectives:
-    """Objectives of a service in a site file: weight of carbon, SLO, accuracy never to go below."""
+    """Objectives of a service in a site file: weight of carbon, SLO, lowest accuracy."""
     rule, least = config.policy, config.minimum_accuracy_ratio
     lambda_ratio = rule.lambda_ratio if isinstance(rule, CloverPolicy) else 1.0
     if isinstance(rule, CloverPolicy) and rule.accuracy_loss_ratio is not None:
@@ -455,17 +455,17 @@ def objectives_from_config(config: ServiceConfig, best_accuracy_ratio: float) ->
 def kept_loaded(
     site: Site, config: ServiceConfig, setup: ServiceSetup, profile: Profile, free_bytes: Callable[[], int]
 ) -> tuple[tuple[str, ...], int]:
-    """The variants that each replica keeps loaded, the leanest first, and the memory that it may reach by that.
+    """The variants that each replica keeps loaded, the fastest first, and the memory that it may use for them.
 
-    None where nothing may change, where one variant is all there is, and where the SLO leaves waiting out. On a GPU
-    the variants' own memory decides: all that fit the smallest slice together, where each says how much it takes.
+    Empty without a Clover policy in mode act, with a single variant, without memory for them, or where the SLO
+    excludes waiting. On a GPU: all variants if their stated memory fits the smallest slice together, else none.
 
     Args:
-        site: Its mode.
+        site: The site, for its mode.
         config: The service.
         setup: The service on this machine.
-        profile: Who is leanest.
-        free_bytes: Memory of this machine that is free.
+        profile: Times of the variants, for their order.
+        free_bytes: Returns the free memory of this machine.
     """
     names = [variant.name for variant in setup.family.variants]
     waits = setup.slo.scope is SloScope.END_TO_END

@@ -1,4 +1,4 @@
-"""The site file while its site runs: what changes in it is taken over without a restart, where that can be done."""
+"""Watch the site file of a running site: changes are applied without a restart where possible."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ _MAY_CHANGE = (
 )
 
 TimeJoining = Callable[[RunningService, ServiceConfig, str, ModelRef], Awaitable[JoiningTimes | None]]
-"""Loads a variant that is to join a service, and times it; None where it cannot be timed."""
+"""Loads and times a variant before it joins a service; None where it cannot be timed."""
 Joining = dict[str, "JoiningTimes | None"]
 
 
 @dataclass(slots=True)
 class SiteWatch:
-    """Notices when a site file was changed.
+    """Detects changes of a site file and converts them to revisions of running services.
 
     Attributes:
         path: The file.
         cache: Where built models are kept.
-        replicas: The replicas now.
-        time_joining: Times a variant of a Clover policy before it joins; None to plan it as the one next to it.
+        replicas: Returns the present replicas.
+        time_joining: Times a variant of a Clover policy before it joins; None to plan it like the variant next to it in
+            accuracy.
         steers: Whether the engine steers requests among the variants that a replica keeps loaded.
-        read: Its content as last read.
+        read: Content of the file as last read.
     """
 
     path: Path
@@ -61,7 +62,7 @@ class SiteWatch:
         self._stamp, self.read = self._now(), load(self.path)
 
     def changed(self) -> tuple[Site | None, str]:
-        """The site of a changed file, None for an unchanged one; and a warning, empty for none.
+        """Read the file if it has changed: return the site, None if unchanged, and a warning, empty for none.
 
         A file that cannot be read or is wrong changes nothing.
         """
@@ -78,7 +79,7 @@ class SiteWatch:
         return site, f"of a changed site file only {_MAY_CHANGE}; restart for the rest" if ignored else ""
 
     def revisions(self, services: Mapping[str, RunningService]) -> tuple[list[Revision], list[str]]:
-        """Changes of running services, and warnings about what cannot be met."""
+        """Changes of running services, and warnings about changes that cannot be applied."""
         before = {config.name: config for config in self.read.services}
         site, remark = self.changed()
         found, warnings = [], [remark] if remark else []
@@ -100,7 +101,7 @@ class SiteWatch:
         return [*found, *joined, *(one for one in live if one is not None)], [*warnings, *refused]
 
     def _joined(self, services: Mapping[str, RunningService]) -> tuple[list[Revision], list[str]]:
-        """The services whose joining variants have been timed since; and why others do not join."""
+        """Revisions of services whose joining variants were timed, and warnings about variants that cannot join."""
         found, warnings = [], []
         for name, (config, task) in list(self._joining.items()):
             if not task.done():
@@ -116,7 +117,7 @@ class SiteWatch:
         """Changes of one service; None for nothing.
 
         Raises:
-            JouleryError: It cannot be met.
+            JouleryError: The change cannot be applied.
         """
         chosen = one.chosen
         assert chosen is not None  # asked before
@@ -138,10 +139,10 @@ class SiteWatch:
         return Revision(replace(one.setup, slo=asked.slo), replace(chosen, policy=policy))
 
     def _with_variants(self, one: RunningService, config: ServiceConfig) -> Revision | None:
-        """The service with its changed variants; None while those that join are timed.
+        """Revise the service to its changed variants; None while joining variants are timed.
 
         Raises:
-            JouleryError: They cannot be taken over.
+            JouleryError: The variants cannot be applied.
         """
         joining = self._untimed(one, config)
         timing = self.time_joining
@@ -155,15 +156,15 @@ class SiteWatch:
         return None
 
     def _taken_over(self, one: RunningService, config: ServiceConfig, joining: Joining) -> Revision:
-        """The service with its changed variants, those that join with these times.
+        """Revise the service to its changed variants, with these times for those that join.
 
         Raises:
-            JouleryError: They cannot be taken over.
+            JouleryError: The variants cannot be applied.
         """
         return clover_revision(one, self.read, config, self.cache, joining, steers=self.steers)
 
     def _untimed(self, one: RunningService, config: ServiceConfig) -> dict[str, ModelRef]:
-        """Variants that the service's profile does not know, with what they load."""
+        """Variants that are missing from the service's profile, with their models."""
         assert one.chosen is not None  # a service without a policy follows a plan
         known = {entry.variant for entry in one.chosen.predictor.profile.entries}
         variants = {variant.name: variant.model for variant in config.family.variants}
@@ -178,12 +179,12 @@ class SiteWatch:
 
 
 def _states_shares(config: ServiceConfig) -> bool:
-    """Whether its policy states who answers how much, on variants of its own."""
+    """Whether the policy states the shares of requests of its variants (fixed or split), and the service has models."""
     return isinstance(config.policy, FixedPolicy | SplitPolicy) and config.family_config is not None
 
 
 def _fixed(site: Site) -> Site:
-    """A site without what may change while it runs."""
+    """The site without the settings that may change while it runs."""
     services = tuple(_fixed_service(one, acts=site.mode is Mode.ACT) for one in site.services)
     return site.model_copy(update={"services": services})
 

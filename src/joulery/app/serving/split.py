@@ -1,4 +1,4 @@
-"""``policy: {kind: split}``, and variants that join or leave a running service with a fixed policy or a split."""
+"""``policy: {kind: split}``, and changes to the variants of a running service with a fixed policy or a split."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from joulery.runtime.serving.controller import Revision
 from joulery.runtime.serving.running_service import PolicyBinding, RunningService, ServiceSetup
 
 _ENOUGH = 10
-"""Live answers of a variant that its times can be taken from."""
+"""Number of live answers of a variant from which its times are taken."""
 
 
 def shares_of(config: ServiceConfig, family: ModelFamily) -> Weights:
-    """Share of the requests of each variant under a fixed policy or a split, without those of none.
+    """Share of the requests of each variant under a fixed policy or a split, without variants of share 0.
 
     Raises:
-        TypeError: The policy is neither.
+        TypeError: The policy is neither a fixed one nor a split.
     """
     rule = config.policy
     if isinstance(rule, FixedPolicy):
@@ -38,12 +38,12 @@ def shares_of(config: ServiceConfig, family: ModelFamily) -> Weights:
 
 
 def main_of(shares: Weights) -> str:
-    """The variant of the largest share, the first among equals: it is every replica's own."""
+    """The variant of the largest share, the first among equals: the main variant of every replica."""
     return max(shares, key=lambda one: one[1])[0]
 
 
 def split_binding(binding: PolicyBinding, setup: ServiceSetup, shares: Weights) -> PolicyBinding:
-    """The policy of a service whose variants answer stated shares of its requests.
+    """Bind the policy of a service whose variants answer stated shares of its requests.
 
     Args:
         binding: The policy of the service, with the variant of the largest share alone to choose from.
@@ -51,8 +51,8 @@ def split_binding(binding: PolicyBinding, setup: ServiceSetup, shares: Weights) 
         shares: The shares.
 
     Raises:
-        ConfigError: The variants do not fit one part of a GPU together.
-        DataError: There is no slice on which all of them were measured.
+        ConfigError: The variants together do not fit a slice of the GPUs.
+        DataError: There is no slice on which all variants were measured.
     """
     names, search = tuple(sorted(name for name, _ in shares)), binding.policy.search
     assert isinstance(search, PredictiveSearch)  # what a fixed choice of variants is searched with
@@ -69,10 +69,10 @@ def split_binding(binding: PolicyBinding, setup: ServiceSetup, shares: Weights) 
 
 
 def revised(one: RunningService, config: ServiceConfig, cache: Path, now_s: float) -> Revision:
-    """A running service with the variants and the shares of a changed site file.
+    """Revise a running service to the variants and the shares of a changed site file.
 
-    A variant that was never profiled is planned with the times of its live answers, or of the variant that serves
-    now. The baseline stays as it was.
+    A variant without a profile is planned with the times of its live answers, or of the variant that most replicas
+    serve now. The baseline is unchanged.
 
     Args:
         one: The service, under a fixed policy or a split.
@@ -119,12 +119,12 @@ def revised(one: RunningService, config: ServiceConfig, cache: Path, now_s: floa
 
 
 def check_places(one: RunningService, config: ServiceConfig) -> None:
-    """Raise where a variant joins, and some variants of the service are on this machine and some on other servers.
+    """Raise if a variant joins a service with variants both on this machine and on other servers.
 
-    What such a variant takes does not follow from what another one takes: it needs a profile.
+    The times of such a variant cannot be derived from those of another one: it needs a profile.
 
     Raises:
-        ConfigError: One joins.
+        ConfigError: A variant joins.
     """
     joining = [variant.name for variant in config.family.variants if variant.name not in one.setup.models]
     if joining and (config.family.is_mixed or one.setup.replica_cores):
@@ -137,7 +137,7 @@ def check_places(one: RunningService, config: ServiceConfig) -> None:
 
 
 def live_times(records: Sequence[RequestRecord]) -> dict[str, Timings]:
-    """Times in the replica and CPU times of live answers, by variant, where there are some."""
+    """Times in the replica and CPU times of live answers, by variant, where there are enough."""
     found: dict[str, list[RequestRecord]] = {}
     for record in records:
         if record.outcome is Outcome.OK and record.service_s > 0:
@@ -150,20 +150,20 @@ def live_times(records: Sequence[RequestRecord]) -> dict[str, Timings]:
 
 
 def _serving(one: RunningService) -> str:
-    """The variant that serves most of the replicas now."""
+    """The variant that most replicas serve now."""
     counts: Mapping[str, int] = one.layouts[-1][1].counts if one.layouts else {}
     return max(counts, key=counts.__getitem__) if counts else one.setup.family.largest.name
 
 
 def with_former(before: ModelFamily, now: ModelFamily) -> ModelFamily:
-    """A family with the variants that were served earlier too: their answers are still counted."""
+    """Add the variants that were served earlier to a family, since their answers are still counted."""
     names = {variant.name for variant in now.variants}
     gone = tuple(variant for variant in before.variants if variant.name not in names)
     return replace(now, variants=(*now.variants, *gone))
 
 
 def _fit_together(setup: ServiceSetup, names: Sequence[str]) -> None:
-    """Raise where the variants of a split need more memory together than the smallest part of the GPUs has."""
+    """Raise if the variants of a split together need more memory than the smallest slice of the GPUs has."""
     if not setup.gpus:
         return
     needed = sum(setup.family[name].memory_bytes for name in names)

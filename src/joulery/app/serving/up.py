@@ -1,4 +1,4 @@
-"""``joulery up``, from a site file to its report: profile, serve, load, account."""
+"""``joulery up``: profile a site's services, serve them, send load, and account their energy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from joulery.store.run.directory import SAMPLES, RunWriter, create_run, new_run_
 
 SCHEMA = "joulery.up/1"
 METERS_SHOWN = 3
-"""Checks of ``joulery doctor`` shown at the start: the meters; the sampler is about to be tried."""
+"""Number of checks of ``joulery doctor`` shown at the start: only meters, since the run starts the sampler anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ class Options:
     Attributes:
         site: The site.
         duration_s: How long to run; the load's own duration when None.
-        stay: Go on serving after the load has ended, until interrupted.
+        stay: Whether to continue serving after the load has ended, until interrupted.
         out: The run folder; a new one in ``runs/`` when None.
-        fresh: Profile even where a profile is kept.
+        fresh: Whether to profile even where a profile is kept.
         argv: The command line, for the manifest.
-        send: Send the loads of the site file.
-        file: The site file, watched for changes; None for one that is not.
-        plan: Run this plan, of joulery plan --out, instead of the services' own policies. With preset joint in the site
-            one is made where this is None.
+        send: Whether to send the loads of the site file.
+        file: The site file to watch for changes; None to watch none.
+        plan: Plan file (of joulery plan --out) to run instead of the services' own policies. With preset joint in the
+            site a plan is made where this is None.
     """
 
     site: Site
@@ -99,14 +99,14 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
     """Run a site; returns its report once everything has ended.
 
     Args:
-        options: What to run, and for how long.
+        options: Options of the run.
         view: Shows the run as it goes.
         stop: Set to end the run early.
         pages: Makes the dashboard's routes.
 
     Raises:
         Interrupted: The run was ended before anything was served.
-        JouleryError: Something it needs is not available; nothing is left running.
+        JouleryError: A required resource is not available; nothing is left running.
     """
     site = scaled(options.site, options.duration_s)
     configs = the_services(site)
@@ -149,7 +149,7 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Everything a session is made from."""
+    """Creates a session from the options, the site and the opened resources."""
 
     options: Options
     site: Site
@@ -162,11 +162,11 @@ class _Start:
 
     @property
     def language_plan(self) -> Path | None:
-        """The plan given, where it is one of language models: their engines are held against it."""
+        """The given plan if it is one of language models, whose engines are compared with it; else None."""
         return self.options.plan if is_language_plan(self.options.plan) else None
 
     async def session(self) -> ServingSession:
-        """The session of a plan, or of the services' own policies; it runs nothing yet."""
+        """Create the session of a plan, or of the services' own policies; it runs nothing yet."""
         site, options, writer = self.site, self.options, self.history.writer
         meters, pace = meter_specs(site.meters), Pace.over(longest_s(site))
         grid = LiveIntensity(site.carbon, self.carbon_source, unix_s)
@@ -203,7 +203,7 @@ class _Start:
     async def _services(
         self, meters: tuple[MeterSpec, ...] | None, pace: Pace
     ) -> tuple[dict[str, RunningService], Engine]:
-        """The services, profiled, each with its policy, and the engine for them."""
+        """Profile the services, choose their policies, and create the engine for them."""
         groups = {} if self.gpus is None else gpu_groups(self.site, self.gpus)
         setups = [service_setup(self.site, one, self.cache, groups.get(one.name)) for one in self.site.services]
         services = {}
@@ -247,7 +247,7 @@ class _Start:
         )
 
     def _running(self, config: ServiceConfig, setup: ServiceSetup, obtained: Obtained, pace: Pace) -> RunningService:
-        """A service with its policy."""
+        """Create a service with its policy."""
         chosen = choose(self.site, config, setup, obtained.profile)
         window = RequestWindow(setup.name, pace.window_s(chosen.rate_rps))
         trials = chosen.trials
@@ -256,7 +256,7 @@ class _Start:
         return RunningService(setup, chosen, chosen.predictor.profile, window, load, obtained.source, sampling)
 
     def _timing(self, engine: Engine) -> TimeJoining | None:
-        """Times a variant that is to join a service; None on GPUs and clusters, where nothing is loaded on trial."""
+        """Function that times a variant before it joins; None on GPUs and clusters, where none is loaded on trial."""
         if self.gpus is not None or isinstance(self.site.serving.engine, RayEngine):
             return None
 
@@ -270,12 +270,12 @@ class _Start:
         return timed
 
     def carbon_source(self, section: CarbonConfig) -> Any:
-        """The source of a carbon section."""
+        """Open the source of a carbon section."""
         return live_carbon_source(section, self.cache)
 
 
 def warns(session: ServingSession, view: ServeView) -> Callable[[str], None]:
-    """Shows and keeps a warning before the session shows its own."""
+    """Function that shows and keeps a warning, for use before the session shows its own."""
 
     def warn(text: str) -> None:
         view.warn(text)
@@ -293,7 +293,7 @@ async def _language_models(
     stack: AsyncExitStack,
     stop: asyncio.Event,
 ) -> None:
-    """Serve the site's language models, beside its services or alone, with meters of their own."""
+    """Serve the site's language models, with or without services, with meters of their own."""
     site = session.site
     if not site.language_models:
         return
@@ -333,7 +333,7 @@ def the_services(site: Site) -> tuple[ServiceConfig, ...]:
 
 @contextmanager
 def _run_folder(options: Options, site: Site) -> Iterator[RunWriter]:
-    """The run folder; closed as failed when something raises."""
+    """Create the run folder; closed as failed if an exception is raised."""
     folder = options.out or RUNS / new_run_id(time.time())
     zone = getattr(site.carbon, "zone", None)
     owners = {one.owner for one in site.services} | {one.owner for one in site.language_models}
@@ -345,17 +345,17 @@ def _run_folder(options: Options, site: Site) -> Iterator[RunWriter]:
 async def _gpus(
     site: Site, stack: AsyncExitStack, leased: AsyncExitStack, view: ServeView, gate: AnyGateway
 ) -> LocalGpus | None:
-    """The GPUs of this machine that the site names; None to run on the CPU.
+    """Open the GPUs of this machine that the site names; None to run on the CPU.
 
     Args:
         site: The site.
-        stack: They are open until it unwinds.
-        leased: Their settings are leased until it unwinds.
+        stack: Keeps the GPUs open until it unwinds.
+        leased: Keeps their settings leased until it unwinds.
         view: Shows lost leases.
         gate: The gateway; replicas of its engine server may run on them.
 
     Raises:
-        ConfigError: It names some, and its mode is not act.
+        ConfigError: The site names GPUs, and its mode is not act.
     """
     if not site.fleet.devices:
         return None
@@ -425,7 +425,7 @@ async def _serve(
 
 
 async def _run_session(options: Options, session: ServingSession, loads: Loads, gate: AnyGateway) -> None:
-    """Control and tick; a plan also follows its site file."""
+    """Run the session; a plan also follows changes of its site file."""
     control = session.control
     if options.file is None or not isinstance(control, PlanControl):
         await session.run()
@@ -440,7 +440,7 @@ async def _run_session(options: Options, session: ServingSession, loads: Loads, 
 
 
 async def _unless_stopped(work: Any, stop: asyncio.Event) -> Any:
-    """The result of some work; cancelled, and its clean-up awaited, when ``stop`` is set first.
+    """Await some work and return its result; cancel it, and await its clean-up, if ``stop`` is set first.
 
     Raises:
         Interrupted: ``stop`` was set first.
@@ -465,7 +465,7 @@ def _report(
     *,
     dashboard: str,
 ) -> dict[str, Any]:
-    """The report with what the clients measured and where everything is."""
+    """The report with the clients' measurements, the run folder and the dashboard's address."""
     profiled = {name: one.profiled for name, one in services.items()}
     entries = [{**entry, "profile": profiled[entry["service"]]} for entry in finished.report["services"]]
     models = [

@@ -1,4 +1,4 @@
-"""Interface to the progress of ``joulery up``: implemented by a screen, and by nothing for ``--json``."""
+"""Interface to show the progress of ``joulery up``: implemented by a screen, and by a silent view for ``--json``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from joulery.runtime.session.driver import APPLIED as APPLIED
 def announced(record: DecisionRecord) -> bool:
     """Whether a screen shows a decision: it changes what runs, protects the SLO, tries a layout, or concerns a standby.
 
-    Nodes that sleep or wake are shown too. Layouts kept without a trial stand in the report only.
+    Nodes that sleep or wake are shown too. Layouts kept without a trial are only listed in the report.
     """
     decision = record.decision
     if decision.kind in (SET_SHARES, SLEEP_NODE, WAKE_NODE):
@@ -39,49 +39,49 @@ class ServeView(Protocol):
     """Shows a run as it goes."""
 
     def machine(self, machine: Mapping[str, str], checks: Sequence[Check]) -> None:
-        """The machine and its meters, as ``joulery doctor`` found them."""
+        """Show the machine and its meters, as ``joulery doctor`` found them."""
         ...
 
     def service(self, setup: ServiceSetup) -> None:
-        """A service on this machine."""
+        """Show a service on this machine."""
         ...
 
     def profile(self, obtained: Obtained, setup: ServiceSetup) -> None:
-        """The profile of a service."""
+        """Show the profile of a service."""
         ...
 
     def fact(self, name: str, text: str) -> None:
-        """One more fact, in words."""
+        """Show a fact as text."""
         ...
 
     def plan(self, plan: PlanInForce) -> None:
-        """The plan that is to run."""
+        """Show the plan that is to run."""
         ...
 
     def serving(self, session: ServingSession, url: str, grpc: str = "") -> None:
-        """Requests are answered at ``url`` from now on."""
+        """Show that requests are answered at ``url`` from now on."""
         ...
 
     def progress(self, done: int, of: int, what: str) -> None:
-        """Progress of a profile."""
+        """Show the progress of a profile."""
         ...
 
     def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
-        """The load starts; ``duration_s`` is None where the run has no end of its own."""
+        """Show that the load starts; ``duration_s`` is None where the run has no planned end."""
         ...
 
     def relabel(self, services: Sequence[ServiceLabel]) -> None:
-        """The services as they are from now on: other SLOs, other variants."""
+        """Replace the labels of the services, whose SLOs or variants have changed."""
         ...
 
     def tick(self, tick: Tick, now_s: float) -> None:
-        """A period has passed; ``now_s`` seconds since the beginning."""
+        """Show a period that has ended, ``now_s`` seconds after the start."""
         ...
 
     def decision(self, record: DecisionRecord) -> None:
-        """A decision and its outcome."""
+        """Show a decision and its outcome."""
         ...
 
     def warn(self, text: str) -> None:
-        """A warning."""
+        """Show a warning."""
         ...

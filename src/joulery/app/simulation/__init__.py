@@ -1,4 +1,4 @@
-"""Runs scenarios: a module a kind, each from its section of the scenario file to a table and a JSON object.
+"""Run scenarios: one module per kind, which turns a section of the scenario file into a table and a JSON object.
 
 A new kind is a section in :mod:`joulery.config.scenario`, a module here with ``ACCEPTS`` and ``run``, and
 one line in ``KINDS``.
@@ -30,7 +30,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
 """Kind of scenario to the module that runs it."""
 
 Progress = Callable[[int, int], None]
-"""Called with the parts done and the parts in all."""
+"""Called with the number of parts done and the total number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Overrides:
 
     Attributes:
         policies: Policies or schemes to compare instead of the file's; empty for the file's.
-        seeds: How many seeds; None for the file's.
-        inputs: Files and words by flag (``profile``, ``carbon``, ``column``), for the kinds that take them.
+        seeds: Number of random seeds; None for the file's.
+        inputs: Files and other values by flag (``profile``, ``carbon``, ``column``), for the kinds that accept them.
     """
 
     policies: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ BLANK: Paragraph = ()
 
 
 def paragraph(*pieces: str | tuple[str, str]) -> Paragraph:
-    """A paragraph of pieces, plain or with their style."""
+    """Create a paragraph from pieces of text, plain or with a style."""
     return tuple((piece, "") if isinstance(piece, str) else piece for piece in pieces)
 
 
@@ -67,10 +67,10 @@ class ResultTable:
     """A table of results.
 
     Attributes:
-        titles: Of the columns.
-        left: Titles of the columns that hold words; the others hold numbers.
-        wide: Whether columns stand two spaces apart.
-        rows: Cells; one with a style is a paragraph.
+        titles: Titles of the columns.
+        left: Titles of the columns with text, aligned left; the others contain numbers.
+        wide: Whether columns are two spaces apart.
+        rows: Cells of each row; a cell with a style is a paragraph.
     """
 
     titles: Sequence[str]
@@ -79,7 +79,7 @@ class ResultTable:
     rows: list[Sequence[str | Paragraph]] = field(default_factory=list)
 
     def add(self, *cells: str | Paragraph) -> None:
-        """One more row."""
+        """Add a row."""
         self.rows.append(cells)
 
 
@@ -88,8 +88,8 @@ class ScenarioResult:
     """The outcome of a scenario.
 
     Attributes:
-        document: JSON-ready; what ``--json`` prints and a run directory keeps.
-        view: The same as paragraphs and tables.
+        document: JSON-ready results, as printed by ``--json`` and stored in a run directory.
+        view: The results as paragraphs and tables.
     """
 
     document: dict[str, Any]
@@ -100,7 +100,7 @@ def run_scenario(scenario: Scenario, overrides: Overrides, progress: Progress) -
     """Run a scenario of any kind.
 
     Raises:
-        ConfigError: A flag that this kind does not take, or an unknown policy.
+        ConfigError: A flag does not apply to this kind, or a policy is unknown.
         JouleryError: As the kind's own ``run``.
     """
     if scenario.kind == "training-figures":

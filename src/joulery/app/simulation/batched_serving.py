@@ -1,4 +1,4 @@
-"""``kind: batched-serving``: plans for services on shared GPUs, judged under the same requests."""
+"""``kind: batched-serving``: simulate plans for services on shared GPUs with the same requests."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Verdicts = Mapping[str, Sequence[ServiceVerdict]]
 
 
 def run(scenario: BatchedServingScenario, overrides: Overrides, progress: Progress) -> ScenarioResult:
-    """Judge every plan under every seed.
+    """Simulate every plan with every seed.
 
     Raises:
         ConfigError: An unknown policy, profile or model.
         DataError: A log of arrivals cannot be used.
-        InfeasibleError: A policy finds no plan, or a plan asks for more power than leaves a clock.
+        InfeasibleError: A policy finds no plan, or a plan needs more power than any clock allows.
     """
     seeds = range(overrides.seeds or scenario.seeds)
     truth = _profile(scenario.truth, scenario.truth_file)
@@ -75,11 +75,11 @@ def run(scenario: BatchedServingScenario, overrides: Overrides, progress: Progre
 
 
 def _profile(name: str, file: Path | None) -> InterferenceProfile:
-    """The profile in a file, or that of the catalog where there is no file.
+    """Read the profile in a file, or that of the catalog if there is no file.
 
     Raises:
-        ConfigError: The catalog has none of that name.
-        DataError: The file cannot be read, or holds no profile.
+        ConfigError: The catalog has no profile of that name.
+        DataError: The file cannot be read, or is not a profile.
     """
     return profile(name) if file is None else read_interference(file)
 
@@ -87,7 +87,7 @@ def _profile(name: str, file: Path | None) -> InterferenceProfile:
 def _plans(
     scenario: BatchedServingScenario, policies: Sequence[str], truth: InterferenceProfile
 ) -> tuple[dict[str, Plan], dict[str, Sequence[GpuTruth]]]:
-    """The plans to compare, by name (the file's, or those that ``--policy`` names), and the GPUs of plan files."""
+    """The plans to compare by name (from the scenario, or of ``--policy``), and the true profiles of plan files."""
     listed = {plan.name: plan for plan in scenario.plans}
     chosen = [listed.get(name) or PlanConfig(name=name, policy=name) for name in policies] or list(scenario.plans)
     if len({plan.name for plan in chosen}) != len(chosen):
@@ -116,7 +116,7 @@ def _plans(
 
 
 def _check_services(gpus: Sequence[PlannedGpu], workloads: Sequence[provision.Workload], file: Path) -> None:
-    """Refuse a plan file whose services are not the scenario's, or whose GPUs one truth cannot stand for."""
+    """Refuse a plan file whose services differ from the scenario's, or with several GPU types."""
     known, planned = {each.id for each in workloads}, {one.workload for gpu in gpus for one in gpu.instances}
     if known != planned:
         name = min(known ^ planned)

@@ -1,4 +1,4 @@
-"""``kind: clocks``: clock governors on emulated devices."""
+"""``kind: clocks``: simulate clock governors on emulated devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACCEPTS = frozenset({"arrivals", "plan", "seed"})
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One scheme under one load and seed."""
+    """Result of one scheme under one load and seed."""
 
     scheme: str
     case: ClockCase
@@ -30,7 +30,7 @@ class _Row:
     saving_ratio: float
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; ``saving_ratio`` is the power of the first scheme over this one's."""
+        """The result as a JSON-ready dictionary; ``saving_ratio`` is the first scheme's power over this one's."""
         return {
             "scheme": self.scheme,
             "rate_rps": self.case.rate_rps,
@@ -45,7 +45,7 @@ def run(scenario: ClocksScenario, overrides: Overrides, progress: Progress) -> S
     """Serve every load of every seed under every scheme.
 
     Raises:
-        ConfigError: No such scheme, or a seed that is no number.
+        ConfigError: There is no such scheme, or a seed is not a number.
         DataError: The log cannot be used.
     """
     names = overrides.policies or scenario.policies
@@ -86,7 +86,7 @@ def _seeds(scenario: ClocksScenario, overrides: Overrides) -> Sequence[int]:
 
 
 def _cells(rows: Sequence[_Row]) -> list[str]:
-    """Means over seeds."""
+    """Cells of a table row: means over seeds."""
     power_w = float(np.mean([row.outcome.power_w for row in rows]))
     saving = float(np.mean([row.saving_ratio for row in rows]))
     in_time = float(np.mean([row.outcome.attainment_ratio for row in rows]))

@@ -1,4 +1,4 @@
-"""Groups of nodes of a training scenario: what they are, which jobs may run on them, and their energy in results."""
+"""Groups of nodes of a training scenario: their definition, the jobs that may run on them, and their energy."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def _group(config: NodeGroupConfig) -> NodeGroup:
 def with_groups(
     jobs: Jobs, trace: SyntheticTrace | RecordedTrace, groups: Sequence[NodeGroup], streams: Streams
 ) -> Jobs:
-    """The jobs of a trace with the groups on which each may run.
+    """Add to the jobs of a trace the groups on which each may run.
 
     Raises:
         ConfigError: Jobs name a GPU type that no group has, or shares of types exceed 1.
-        DataError: A row of the file does.
+        DataError: A row of the file names such a type.
     """
     if not groups:
         if isinstance(trace, SyntheticTrace) and trace.gpu_types:
@@ -115,7 +115,7 @@ def type_table(rows: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> ResultTa
     """Energy by GPU type of each policy.
 
     Args:
-        rows: A policy, and its :func:`type_rows` averaged over seeds.
+        rows: Each policy with its :func:`type_rows`, averaged over seeds.
     """
     columns = ("policy", "GPU type", "GPUs", "busy", "jobs\nMWh", "idle\nMWh", "CO2e\nkg")
     table = ResultTable(columns, left=("policy", "GPU type"))
@@ -129,7 +129,7 @@ def type_table(rows: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> ResultTa
 
 
 def mean_rows(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows of several seeds, averaged type by type."""
+    """Average the rows of several seeds, type by type."""
     return [
         {key: float(np.mean([use[key] for use in same])) if key != "type" else same[0]["type"] for key in same[0]}
         | {"gpus": same[0]["gpus"]}

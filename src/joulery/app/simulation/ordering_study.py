@@ -1,4 +1,4 @@
-"""``kind: ordering``: orders of serving on the same requests."""
+"""``kind: ordering``: simulate orders of serving with the same requests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(scenario: OrderingScenario, overrides: Overrides, progress: Progress) ->
 
 
 def _recorded(file: Path) -> Lengths:
-    """Answers of a log and the class predicted of each: a pair of classes, where a coarser one is predicted too."""
+    """Answer lengths of a log with the predicted class of each, paired with a coarser class where it is predicted."""
     columns = read_parquet_columns(file, ("output_tokens", "pred_cls5"), optional=("pred_cls3",))
     predicted = columns["pred_cls5"].astype(np.int64)
     if "pred_cls3" in columns:

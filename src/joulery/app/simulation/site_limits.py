@@ -15,7 +15,7 @@ from joulery.domain.errors import ConfigError
 from joulery.store.jobs import JobLimitBook, LimitPoints
 
 _KIND = re.compile(r"(.*) on (\d{1,6}) × (.*) at [\d.]+ W(?: on each of (\d{1,6}) nodes)?")
-"""Name that an agent gives a kind with work measured by reported progress; others end ``by busy cycles`` (assumed)."""
+"""Agents' name for a kind whose work is measured by reported progress; others end ``by busy cycles`` (assumed)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,9 +23,9 @@ class SiteLimits:
     """Known effects of power limits on past jobs.
 
     Attributes:
-        responses: Limit, step time and power against full power, of each kind of which any is known.
-        response_of: Those of each job, int64[n]; -1 where none are known.
-        measured, assumed: Jobs of a kind whose limits were measured by the progress that it reported, and the rest.
+        responses: Limit, step time and power relative to full power, of each kind with known effects.
+        response_of: Index of each job's response, int64[n]; -1 where none is known.
+        measured, assumed: Number of jobs of a kind whose effects were measured by reported progress, and the rest.
     """
 
     responses: tuple[LimitPoints, ...] = ()
@@ -44,7 +44,7 @@ def known_limits(jobs: Sequence[PastJob], meters: Path | None) -> SiteLimits:
         meters: The agents' folder (``jobs.slurm.meters``), of which ``limits`` is used; None for none.
 
     Raises:
-        ConfigError: It is no folder.
+        ConfigError: ``meters`` is not a folder.
     """
     if meters is not None and not meters.is_dir():
         raise ConfigError(
@@ -67,7 +67,7 @@ def known_limits(jobs: Sequence[PastJob], meters: Path | None) -> SiteLimits:
 
 
 def _nearest(found: Mapping[str, list[tuple[int, str, LimitPoints]]], job: PastJob, *, several: bool) -> LimitPoints:
-    """The points of a job's kind; of several GPU models those that its type names."""
+    """The points of a job's kind; with several GPU models, those of the job's type."""
     named = job.gpu_type.lower()
     fitting = [
         (abs(gpus - job.gpus), gpus, points)

@@ -17,7 +17,7 @@ from joulery.domain.quality import Quality
 from joulery.runtime.schedule.usage import ended_jobs
 
 _PLAUSIBLE_W = (10.0, 3000.0)
-"""Power per GPU with its share of the node; what lies outside is no measurement of a job."""
+"""Plausible power per GPU with its share of the node; values outside are not measurements of a job."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +25,10 @@ class KnownPower:
     """Power per GPU of each job, with its share of the node.
 
     Attributes:
-        job_w: W, float64[n]; NaN where unknown.
-        measured, learned, assumed: Jobs whose power the cluster measured, jobs that have that of others of the same
-            owner and name on the same GPU type, and the rest.
-        implausible: Measurements that are none: below 10 or above 3000 W per GPU.
+        job_w: Power, W, float64[n]; NaN where unknown.
+        measured, learned, assumed: Number of jobs whose power the cluster measured, of jobs with the power of others of
+            the same owner and name on the same GPU type, and of the rest.
+        implausible: Number of measurements below 10 or above 3000 W per GPU, which are not used.
     """
 
     job_w: FloatArray
@@ -43,10 +43,10 @@ def known_power(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownPow
 
     Args:
         jobs: Jobs that held GPUs.
-        folder: State folder of a scheduler, whose log has what agents measured of ended jobs; None for none.
+        folder: State folder of a scheduler, whose log has the energy of ended jobs from agents; None for none.
 
     Raises:
-        ConfigError: The folder is no scheduler's.
+        ConfigError: The folder is not the state folder of a scheduler.
     """
     low_w, high_w = _PLAUSIBLE_W
     own_w = np.array([measured_w(job) for job in jobs], np.float64)
@@ -71,14 +71,14 @@ def known_power(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownPow
 
 
 def measured_w(job: PastJob) -> float:
-    """Power per GPU as the cluster measured it, W; NaN where it did not, or where that is no measurement of a job."""
+    """Power per GPU as measured by the cluster, W; NaN where it is not measured or not plausible."""
     low_w, high_w = _PLAUSIBLE_W
     watts = _watts(job)
     return watts if low_w <= watts <= high_w else math.nan
 
 
 def _watts(job: PastJob) -> float:
-    """Joules a GPU-second of what the cluster counted; NaN where it counted none."""
+    """Measured joules per GPU-second of a job; NaN where none were measured."""
     gpu_s = job.elapsed_s * job.gpus
     return job.measured_j / gpu_s if gpu_s > 0 and job.measured_j > 0 else math.nan
 
@@ -96,7 +96,7 @@ def logged_jobs(folder: Path | None) -> Iterable[Mapping[str, Any]]:
     """Jobs that ended, from a scheduler's log; nothing without a folder.
 
     Raises:
-        ConfigError: The folder is no scheduler's.
+        ConfigError: The folder is not the state folder of a scheduler.
     """
     if folder is None:
         return ()

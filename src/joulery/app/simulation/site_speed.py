@@ -1,4 +1,4 @@
-"""Speed of a site's own jobs by number and type of GPUs: from reported progress, else from ended jobs alike."""
+"""Speed of a site's own jobs by number and type of GPUs: from reported progress, else from similar ended jobs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ class KnownSpeed:
     """Known speed of past jobs.
 
     Attributes:
-        profiles: Speed-ups by number of GPUs, one for each kind of which any is known.
-        profile: The profile of each job, int64[n]; -1 where none is known.
-        measured, learned, assumed: Jobs with a profile of reported progress, of ended jobs alike, and without one.
+        profiles: Speed-ups by number of GPUs, one profile for each kind with known speed-ups.
+        profile: Index of each job's profile, int64[n]; -1 where none is known.
+        measured, learned, assumed: Number of jobs with a profile from reported progress, with one from similar ended
+            jobs, and without one.
         kinds: Number of kinds with a profile.
         types: Speed of each GPU type over that of the reference, as far as learned; empty where only one is named.
         type_watts: Power of a GPU of each type over that of the reference, for the same kinds, as far as learned.
-        run_times, powers: How many jobs took as long, and as much power, as the ones before them led to expect.
+        run_times, powers: Number of jobs whose run time, and power, was as predicted from earlier jobs.
     """
 
     profiles: tuple[SpeedUps, ...]
@@ -54,11 +55,11 @@ class KnownSpeed:
     powers: IntervalCheck = field(default_factory=lambda: IntervalCheck(0, 0))
 
     def speed_of(self, gpu_type: str) -> float:
-        """Speed of a type over that of the reference; 1 where it is not known."""
+        """Speed of a type relative to the reference; 1 where it is not known."""
         return self.types[gpu_type].ratio if gpu_type in self.types else 1.0
 
     def watts_of(self, gpu_type: str) -> float:
-        """Power of a type over that of the reference; 1 where it is not known."""
+        """Power of a type relative to the reference; 1 where it is not known."""
         return self.type_watts[gpu_type].ratio if gpu_type in self.type_watts else 1.0
 
     def movable(self, job: PastJob) -> bool:
@@ -66,12 +67,12 @@ class KnownSpeed:
         return job.any_type and len(self.types) > 1 and job.gpu_type in self.types
 
     def of(self, jobs: Sequence[PastJob]) -> tuple[FloatArray, FloatArray]:
-        """Speed and power of the type that each job ran on over those of the reference, float64[n] each."""
+        """Speed and power of the type that each job ran on, relative to the reference, float64[n] each."""
         types = [job.gpu_type for job in jobs]
         return np.array([self.speed_of(name) for name in types]), np.array([self.watts_of(name) for name in types])
 
     def speedup(self, job: int) -> Mapping[int, float]:
-        """Speed of a job by number of GPUs over that on the smallest one known; empty where nothing is known."""
+        """Speed of a job by number of GPUs, relative to the smallest known number; empty where nothing is known."""
         at = int(self.profile[job])
         return {} if at < 0 else {gpus: known.ratio for gpus, known in self.profiles[at].items()}
 
@@ -84,7 +85,7 @@ def known_speed(jobs: Sequence[PastJob], folder: Path | None = None) -> KnownSpe
         folder: State folder of a scheduler, whose log has the progress that jobs reported; None for none.
 
     Raises:
-        ConfigError: The folder is no scheduler's.
+        ConfigError: The folder is not the state folder of a scheduler.
     """
     several = len({job.gpu_type for job in jobs}) > 1
     ended = [job for job in jobs if job.state == _ENDED_WELL and job.elapsed_s > 0]
@@ -123,7 +124,7 @@ def _run(job: PastJob, value: float) -> EndedRun:
 
 
 def _rates(folder: Path | None) -> list[tuple[str, Mapping[int, float]]]:
-    """Kind and progress a second by number of slots, of ended jobs that reported progress on several."""
+    """Kind and progress a second by number of slots, of ended jobs that reported progress on several numbers."""
     found: list[tuple[str, Mapping[int, float]]] = []
     for entry in logged_jobs(folder):
         rates = entry.get("rates")

@@ -1,4 +1,4 @@
-"""``kind: training``: schedulers of training jobs on one workload, region by region."""
+"""``kind: training``: simulate schedulers of training jobs on one workload, region by region."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One run of one policy; how many jobs have a deadline, and how many end after it."""
+    """One run of one policy, with the numbers of jobs with a deadline and of those that end after it."""
 
     policy: str
     region: str
@@ -49,7 +49,7 @@ class _Row:
     late: int
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The row as a JSON-ready dictionary."""
         run = self.run
         return {
             "policy": self.policy,
@@ -79,7 +79,7 @@ def run(scenario: TrainingScenario, overrides: Overrides, progress: Progress) ->
     """Run every policy in every region under every seed.
 
     Raises:
-        ConfigError: An unknown policy, or a flag that makes no sense.
+        ConfigError: A policy is unknown, or a flag is invalid.
         DataError: A trace or a grid cannot be used, or a job can never start.
     """
     policies = overrides.policies or scenario.policies
@@ -110,7 +110,7 @@ def _whole(text: str, flag: str, least: int) -> int:
 
 
 def _grids(scenario: TrainingScenario, overrides: Overrides) -> dict[str, CarbonSeries]:
-    """Hourly intensities by region: the file's, or the one of ``--carbon``."""
+    """Hourly carbon intensities by region, from the scenario or from ``--carbon``."""
     file = overrides.path("carbon")
     if file is None:
         if "column" in overrides.inputs:
@@ -135,7 +135,7 @@ def _trace(scenario: TrainingScenario, overrides: Overrides, streams: Streams) -
 
 
 def jobs_of(trace: SyntheticTrace | RecordedTrace, streams: Streams, days: int | None = None) -> Jobs:
-    """The jobs of a trace, of its first days alone where so many are given.
+    """The jobs of a trace; only those of its first ``days`` if given.
 
     Raises:
         DataError: The file cannot be used, or nothing is submitted in these days.
@@ -158,20 +158,20 @@ def jobs_of(trace: SyntheticTrace | RecordedTrace, streams: Streams, days: int |
 
 
 def _requested(file: Path) -> FloatArray | None:
-    """GPUs asked for, where the trace says (``num_gpus``); PAI's ``width`` is no GPU count and is not used."""
+    """Requested GPUs, where the trace has ``num_gpus``; PAI's ``width`` is not a GPU count and is not used."""
     return read_column(file, "num_gpus") if "num_gpus" in csv_header(file) else None
 
 
 def with_known(jobs: Jobs, file: Path | None, node: NodePower) -> tuple[Jobs, tuple[JobClass, ...]]:
-    """The jobs of a trace with the power and speed that its file knows of each, and the kinds of jobs there are then.
+    """Add to the jobs of a trace the power and speed in its file; return the jobs and all kinds of jobs.
 
     Args:
         jobs: The first jobs of the file, each of a drawn kind.
-        file: The trace; None where it is made up.
-        node: What a job's power includes of its node.
+        file: The trace; None where it is generated.
+        node: Power of the node, of which a job's power includes a share.
 
     Raises:
-        DataError: A cell is no power, or no speed-up.
+        DataError: A cell is not a valid power or speed-up.
     """
     wanted = () if file is None else tuple(name for name in _KNOWN_COLUMNS if name in csv_header(file))
     if file is None or not wanted:
@@ -197,7 +197,7 @@ def with_known(jobs: Jobs, file: Path | None, node: NodePower) -> tuple[Jobs, tu
 
 
 def _speedup(text: str, file: Path, row: int) -> Mapping[int, float]:
-    """``1:1 2:1.9 4:3.4``: speed by number of GPUs over that on the smallest."""
+    """Parse ``1:1 2:1.9 4:3.4``: speed by number of GPUs, relative to the smallest number."""
     found: dict[int, float] = {}
     for part in text.split():
         gpus, _, ratio = part.partition(":")
@@ -259,7 +259,7 @@ def _deadlines(jobs: Jobs, run: TrainingRun) -> tuple[int, int]:
 
 
 def _slack_s(scenario: TrainingScenario, overrides: Overrides) -> float:
-    """Slack of the jobs: the file's, or that of ``--slack-hours``."""
+    """Slack of the jobs, from the scenario or from ``--slack-hours``."""
     text = overrides.inputs.get("slack_hours")
     if text is None:
         return scenario.slack_s
@@ -370,13 +370,13 @@ def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
 
 
 def _change(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], key: str) -> MeanInterval:
-    """Relative change against the first policy, paired by seed; in units of the first policy's mean."""
+    """Change against the first policy, paired by seed, as a ratio of the first policy's mean."""
     base = _mean(first, key) or 1.0
     return paired([row[key] / base for row in mine], [row[key] / base for row in first])
 
 
 def _summary(rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """Every policy in every region against the first one, with intervals over seeds."""
+    """Compare every policy in every region with the first one, with intervals over seeds."""
     regions, policies = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("region", "policy"))
     return [
         {
@@ -394,14 +394,14 @@ def _summary(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 
 Belief = Callable[[int], Intensity | None]
-"""By seed; None for the truth."""
+"""Returns the forecast for a seed; None for the truth."""
 
 
 def believed(scenario: TrainingScenario, overrides: Overrides, grids: Mapping[str, CarbonSeries]) -> dict[str, Belief]:
     """The forecast in each region.
 
     Raises:
-        ConfigError: A region has no forecast and should have one, or the flag is invalid.
+        ConfigError: A region lacks a recorded forecast, or the flag is invalid.
         DataError: A forecast does not cover the hours of its region.
     """
     how, file = _wanted(scenario, overrides)
@@ -425,7 +425,7 @@ def believed(scenario: TrainingScenario, overrides: Overrides, grids: Mapping[st
 
 
 def _wanted(scenario: TrainingScenario, overrides: Overrides) -> tuple[CarbonForecastConfig, CarbonFile | None]:
-    """The scenario's forecast, or that of ``--carbon-forecast``: a kind, an error, or a file."""
+    """The forecast settings of the scenario or of ``--carbon-forecast``: a kind, an error, or a file."""
     text = overrides.inputs.get("carbon_forecast")
     if text is None:
         return scenario.carbon_forecast, None

@@ -1,4 +1,4 @@
-"""``kind: variants``: schemes that choose variants and partitions as the grid changes."""
+"""``kind: variants``: simulate schemes that choose variants and partitions as the carbon intensity changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COST_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One run of one scheme, and the best there was."""
+    """One run of one scheme, and the best possible outcome."""
 
     service: str
     trace: str
@@ -50,10 +50,10 @@ class _Row:
 
 
 def run(scenario: VariantsScenario, overrides: Overrides, progress: Progress) -> ScenarioResult:
-    """Run every scheme on every service, grid and weight; searching schemes once a seed.
+    """Simulate every scheme on every service, grid and weight; schemes that search once per seed.
 
     Raises:
-        ConfigError: An unknown scheme or service, or a column without a file.
+        ConfigError: A scheme or service is unknown, or a column is given without a file.
         DataError: A profile or a grid cannot be used.
     """
     schemes = overrides.policies or scenario.schemes
@@ -104,11 +104,11 @@ def _loss(word: str) -> float:
 
 
 def grids_of(scenario: VariantsScenario, overrides: Overrides) -> dict[str, list[float]]:
-    """Intensities (g/kWh, one a period) by name of the grid: those of the scenario, or of ``--carbon``.
+    """Intensities (g/kWh, one per period) by name of the grid, from the scenario or from ``--carbon``.
 
     Raises:
         ConfigError: ``--column`` without ``--carbon``.
-        DataError: A file cannot be read, lacks a column, or holds a missing or negative intensity.
+        DataError: A file cannot be read, lacks a column, or has a missing or negative intensity.
     """
     file, column = overrides.path("carbon"), overrides.inputs.get("column", "g_per_kwh")
     if file is not None:
@@ -121,12 +121,12 @@ def grids_of(scenario: VariantsScenario, overrides: Overrides) -> dict[str, list
 
 
 def benches_of(scenario: VariantsScenario, overrides: Overrides, *, all_loads: bool) -> dict[str, Bench]:
-    """The services, with what their requests cost where that is known.
+    """The services, with the cost of their requests where it is known.
 
     Args:
         scenario: The scenario.
-        overrides: What the command line says.
-        all_loads: Whether built-in services are simulated under every load, or the lightest and the heaviest alone.
+        overrides: Values of the command line.
+        all_loads: Whether built-in services are simulated under every load, or only the lightest and the heaviest.
     """
     folder = overrides.path("profile") or scenario.profile
     if folder is not None:
@@ -204,12 +204,12 @@ def _document(scenario: VariantsScenario, tables: Mapping[str, VariantTable], ro
 
 
 def _why(error: InfeasibleError | None) -> dict[str, Any] | None:
-    """JSON-ready: what binds, in words, and the least bad there is."""
+    """JSON-ready: the reason of infeasibility, the binding limit, and the nearest feasible values."""
     return None if error is None else {"why": error.message, "binding": error.binding, "nearest": error.nearest}
 
 
 def _pools(benches: Mapping[str, Bench], rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """All services together, a GPU group each: savings weighted by the baselines' power, losses by requests."""
+    """Results of all services together, one GPU group each: savings weighted by baseline power, losses by requests."""
     watts = {name: made.table.base_energy_j / made.interarrival_s for name, made in benches.items()}
     rates = {name: 1.0 / made.interarrival_s for name, made in benches.items()}
     found: dict[tuple[str, StudySettings, str, int], list[_Row]] = {}
@@ -268,7 +268,7 @@ def _view(
 
 
 def _infeasible(rows: Sequence[_Row]) -> Iterator[str]:
-    """Of each scheme that looked at everything and found nothing: why, the least bad there is, and what runs."""
+    """A message for each scheme that found no feasible configuration: the reason, and that the baseline runs."""
     for row in rows:
         if row.outcome.infeasible is not None:
             yield f"{row.service}, {row.outcome.scheme}: {row.outcome.infeasible.message}; the baseline runs"
@@ -298,7 +298,7 @@ def _table(rows: Sequence[_Row], schemes: Sequence[str]) -> ResultTable:
 
 
 def _gap(rows: Sequence[_Row]) -> str:
-    """Gap of the objective below the best configuration's; the baseline is no configuration."""
+    """Gap of the objective below the best configuration's; unknown for the baseline."""
     best = rows[0].oracle.objective
     if rows[0].outcome.scheme == "base" or best <= 0 or rows[0].oracle.infeasible is not None:
         return UNKNOWN
@@ -319,14 +319,14 @@ _COLUMNS = ("service", "char", "slice", "allowed", "host_s", "gpu_s", "dynamic_e
 
 
 def read_costs(folder: Path, tables: Mapping[str, VariantTable]) -> dict[str, ServiceCosts]:
-    """Costs of the services of a folder: ``profile.csv`` beside ``model.json``; empty where there is no such file.
+    """Read the costs of services from ``profile.csv`` and ``model.json`` of a folder; empty without these files.
 
-    The columns are those of the calibrated stand-in of the Clover services: per variant and slice whether it fits
+    The columns are those of the calibrated model of the Clover services: per variant and slice whether it fits
     (``allowed``), its host and device time and its dynamic joules. The noise of service times, contention and idle
     power are in ``model.json``. Accuracies are those of the exhaustive table's pure configurations.
 
     Raises:
-        DataError: A file lacks a column, or holds what is no cost; file and row are named.
+        DataError: A file lacks a column or has an invalid cost; file and row are named.
     """
     file, path = folder / _FILE, folder / "model.json"
     if not file.exists():

@@ -1,1 +1,1 @@
-"""Opens what a site file names: meters, devices, engines, carbon sources, tracers."""
+"""Open the resources that a site file names: meters, devices, engines, carbon sources, tracers."""

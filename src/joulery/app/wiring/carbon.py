@@ -1,4 +1,4 @@
-"""A source of carbon intensity from its section of the site file."""
+"""Open sources of carbon intensity from sections of the site file or from flags."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PLUGINS = "joulery.carbon"
 """Group of the entry points that make sources."""
 _JUDGED_LINES = 3
-"""A header and two rows: with fewer the length of a step is not known, and more may follow."""
+"""Lines of a header and two rows: with fewer, the length of a step is not known, and more may follow."""
 
 
 def carbon_source(
@@ -53,15 +53,15 @@ def carbon_source(
     environ: Mapping[str, str] = os.environ,
     now_s: Callable[[], float] = time.time,
 ) -> CarbonSource:
-    """The source that a ``carbon`` section describes: its history complete, filled as asked, or an error.
+    """Open the source of a ``carbon`` section, whose gaps are filled by the section's rule.
 
-    A file is read and checked here and now, credentials are looked up, nothing else is touched: services are asked when
-    they are needed. A replay begins now.
+    A file is read and checked at once, and credentials are looked up; services are only contacted when needed. A replay
+    begins now.
 
     Args:
         config: The section.
         cache_dir: Root of the caches (``$XDG_CACHE_HOME/joulery``); None to ask services every time.
-        environ: Where credentials are looked up.
+        environ: Environment with the credentials.
         now_s: Unix seconds.
 
     Raises:
@@ -83,7 +83,7 @@ def carbon_source(
 
 
 def live_carbon_source(config: CarbonConfig, cache_dir: Path | None = None) -> CarbonSource:
-    """The source of a running site: a file is followed, and may be absent or end in the past.
+    """Open the source of a running site: a file is reread when it changes, and may be missing or end in the past.
 
     A gap of the file is an error elsewhere; here the intensity is unknown for that time.
 
@@ -93,7 +93,7 @@ def live_carbon_source(config: CarbonConfig, cache_dir: Path | None = None) -> C
 
     Raises:
         ConfigError, CapabilityError: As :func:`carbon_source`.
-        DataError: The file holds rows and cannot be used: a column is missing, a value is no number.
+        DataError: The file has rows and cannot be used: a column is missing, or a value is not a number.
     """
     if not isinstance(config, CarbonFile) or config.replay is not None:
         # The run's own clock: by a wall clock that was put forward since, a replay would begin after the run.
@@ -110,7 +110,7 @@ def live_carbon_source(config: CarbonConfig, cache_dir: Path | None = None) -> C
 
 
 def _has_rows(path: Path) -> bool:
-    """Whether a file has two rows below its header: enough to be judged."""
+    """Whether a file has two rows below its header, which is enough to detect errors."""
     try:
         with path.open("rb") as stream:
             return sum(bool(line.strip()) for line in islice(stream, _JUDGED_LINES)) == _JUDGED_LINES
@@ -119,7 +119,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
-    """The source that command-line flags or keyword arguments describe; None when there are none.
+    """Open the source that command-line flags or keyword arguments describe; None without any.
 
     Args:
         flags: ``zone`` or ``carbon`` (a file, or a stated intensity), ``column``, ``time_column``, ``timezone``,
@@ -133,7 +133,7 @@ def source_from_flags(flags: Mapping[str, str]) -> CarbonSource | None:
 
 
 def file_source(config: CarbonFile, rule: FillRule | None = None) -> SeriesSource:
-    """The file of a section, read whole; its gaps are filled by ``rule``, else by the section's own."""
+    """Read the file of a section; its gaps are filled by ``rule``, else by the section's rule."""
     how = FileFormat(
         zone=config.zone or "",
         column=config.column or "",
@@ -163,7 +163,7 @@ def _replayed(source: CarbonSource, replay: ReplayConfig | None, now_s: Callable
 
 
 def _plugin(config: CarbonPlugin) -> CarbonSource:
-    """The source that an installed package offers under this name."""
+    """Open the source that an installed package offers under this name."""
     found = {point.name: point for point in entry_points(group=PLUGINS)}
     if config.name not in found:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The cluster, the policy and the energy sources of training jobs, from the ``jobs`` section of a site."""
+"""Open the cluster, the policy and the energy sources of training jobs, from the ``jobs`` section of a site."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def jobs_of(site: Site) -> JobsConfig:
 
 
 def one_cluster(site: Site, name: str | None) -> Site:
-    """The site with the jobs of one of its clusters; as it is where it lists none and none is named.
+    """Return the site with the jobs of one of its clusters; unchanged if it lists none and none is named.
 
     Folders that several clusters may share (the default state folder, meters and progress) get a folder of the
     cluster's name, because clusters number their jobs alike.
@@ -83,10 +83,10 @@ def one_cluster(site: Site, name: str | None) -> Site:
 
 
 def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
-    """The cluster that a ``jobs`` section describes.
+    """Open the cluster that a ``jobs`` section describes.
 
     Raises:
-        CapabilityError: It cannot be used from here.
+        CapabilityError: The cluster cannot be used from here.
     """
     if jobs.backend == "local":
         return local_backend(jobs)
@@ -108,10 +108,10 @@ def cluster_backend(jobs: JobsConfig) -> ClusterBackend:
 
 
 def kueue_backend(jobs: JobsConfig) -> ClusterBackend:
-    """The Kueue that a ``jobs`` section describes.
+    """Open the Kueue cluster that a ``jobs`` section describes.
 
     Raises:
-        CapabilityError: It does not answer, or refuses access.
+        CapabilityError: The API server does not answer, or refuses access.
         ConfigError: The kubeconfig is wrong.
     """
     from joulery.adapters.clusters.kueue.backend import KueueScope, open_kueue
@@ -122,7 +122,7 @@ def kueue_backend(jobs: JobsConfig) -> ClusterBackend:
 
 
 def priority_step(jobs: JobsConfig) -> float:
-    """Points of the cluster's own priority that make a class; 0 for one class."""
+    """Points of the cluster's own priority per priority class; 0 for a single class."""
     steps = {"slurm": jobs.slurm.priority_step, "kueue": jobs.kueue.priority_step}
     return steps.get(jobs.backend, 0.0)
 
@@ -156,7 +156,7 @@ def progress_folder(site: Site) -> Path:
 
 
 def local_backend(jobs: JobsConfig) -> LocalBackend:
-    """The backend of this machine.
+    """Open the backend of this machine.
 
     Raises:
         ConfigError: This machine has fewer cores or GPUs than the section asks for.
@@ -191,12 +191,12 @@ def machine_slots(slots: SlotsConfig) -> tuple[Slot, ...]:
 
 
 def site_intensity(site: Site) -> CarbonSource | None:
-    """The site's source of carbon intensity; None where it has none."""
+    """Open the site's source of carbon intensity; None where it has none."""
     return None if site.carbon is None else carbon_source(site.carbon, cache_folder())
 
 
 def green_policy(jobs: JobsConfig) -> Green:
-    """The policy that the ``jobs`` section describes.
+    """Create the policy that a ``jobs`` section describes.
 
     Raises:
         ConfigError: A value is out of range.
@@ -237,7 +237,7 @@ def green_policy(jobs: JobsConfig) -> Green:
 
 
 def energy_source(site: Site, backend: ClusterBackend, note: Callable[[str], None]) -> FirstSource:
-    """The energy of jobs: from this machine's meters or the node agents, else from a stated power."""
+    """Open the source of jobs' energy: this machine's meters or the node agents, else a stated power."""
     jobs = jobs_of(site)
     sources: list[Callable[[ClusterSnapshot], Totals]] = []
     if isinstance(backend, LocalBackend):

@@ -1,4 +1,4 @@
-"""Opening of devices from a spec that another process can open too."""
+"""Open devices from a spec, from which another process can open them too."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KINDS = (
 
 
 def open_device(spec: DeviceSpec) -> Device[Any]:
-    """The device of a spec; nothing is changed.
+    """Open the device of a spec, without changing it.
 
     Raises:
-        CapabilityError: It is not here.
+        CapabilityError: The device is not available here.
         ConfigError: No such kind, or no such device.
     """
     options = dict(spec.options)
@@ -63,12 +63,12 @@ def open_device(spec: DeviceSpec) -> Device[Any]:
 
 
 def open_clock(spec: DeviceSpec) -> Device[ClockSetting]:
-    """The clock of a spec, as :func:`open_device`."""
+    """Open the clock of a spec, as :func:`open_device` does."""
     return cast("Device[ClockSetting]", open_device(spec))
 
 
 def open_power(spec: DeviceSpec) -> Device[PowerSetting]:
-    """The power limit of a spec, as :func:`open_device`."""
+    """Open the power limit of a spec, as :func:`open_device` does."""
     return cast("Device[PowerSetting]", open_device(spec))
 
 

@@ -1,4 +1,4 @@
-"""Engines, made from plain settings or from the site file."""
+"""Create engines from plain settings or from the site file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from joulery.domain.ports import Engine, Places
 from joulery.domain.serving.engine import ModelKind, ModelRef
 
 _ALL = 1_000_000
-"""Requests that may wait for replicas that take all they are sent."""
+"""Number of requests that may wait for replicas which accept all requests."""
 
 
 def local_engine(
@@ -23,10 +23,10 @@ def local_engine(
     stderr: int | None = None,
     places: Places | None = None,
 ) -> Engine:
-    """The embedded engine; see :class:`joulery.adapters.engines.embedded.engine.LocalSettings`.
+    """Create the embedded engine; see :class:`joulery.adapters.engines.embedded.engine.LocalSettings`.
 
     Args:
-        places: Hands out parts of GPUs; None to run on the CPU alone.
+        places: Hands out slices of GPUs; None to run on the CPU only.
     """
     settings = LocalSettings(cores=cores, queue=queue, deadline_s=deadline_s, drain_s=drain_s, stderr=stderr)
     return LocalEngine(settings, places=places)
@@ -41,15 +41,15 @@ def site_engine(
     upstreams: bool = False,
     here: Mapping[str, tuple[tuple[int, ...], ...]] = {},
 ) -> Engine:
-    """The engine that a site file asks for; it runs nothing yet.
+    """Create the engine that a site file names; it runs no replicas yet.
 
     Args:
-        serving: Which, and its limits.
+        serving: Kind of the engine, and its limits.
         upstreams: Whether its services are on other servers.
         here: Of services with some variants on this machine and some on other servers, the cores of each replica.
         cores: The CPU cores an embedded engine may use; empty for all.
-        stderr: File descriptor for what its models print; None for standard error.
-        places: Hands out parts of GPUs to an embedded engine; None to run on the CPU alone.
+        stderr: File descriptor for the output of its models; None for standard error.
+        places: Hands out slices of GPUs to an embedded engine; None to run on the CPU only.
     """
     if upstreams:
         return upstream_engine(
@@ -94,12 +94,12 @@ def upstream_engine(
     here: Mapping[str, tuple[tuple[int, ...], ...]] = {},
     stderr: int | None = None,
 ) -> Engine:
-    """The engine whose models are on other servers; see
+    """Create the engine whose models are on other servers; see
     :class:`joulery.adapters.engines.remote.upstreams.UpstreamEngine`.
 
     Args:
         here: Of services with some variants on this machine, the CPU cores of each replica; empty for none.
-        stderr: File descriptor for what models of this machine print; None for standard error.
+        stderr: File descriptor for the output of models on this machine; None for standard error.
     """
     from joulery.adapters.engines.remote.beside_upstreams import LocalVariants
     from joulery.adapters.engines.remote.open_inference import OpenInferenceSettings
@@ -122,17 +122,17 @@ def engine_for(
     drain_s: float = 10.0,
     places: Places | None = None,
 ) -> Engine:
-    """The engine that can run these models: this machine's, or one that asks other servers.
+    """Create the engine that can run these models: this machine's, or one for models on other servers.
 
     Args:
         models: Every model to serve.
         queue: Requests that may wait for one service.
         deadline_s: Seconds within which a request is answered.
         drain_s: Seconds that a stop waits for accepted requests.
-        places: Hands out parts of GPUs; None for CPU cores.
+        places: Hands out slices of GPUs; None for CPU cores.
 
     Raises:
-        ConfigError: Some are here and some elsewhere.
+        ConfigError: Some models are on this machine and some on other servers.
     """
     remote = {model.kind is ModelKind.REMOTE for model in models}
     if len(remote) > 1:

@@ -44,11 +44,11 @@ _EMULATED_MHZ = (*range(200, 1400, 60), 1380)
 
 
 def governed_clock(config: ClockConfig, mode: Mode, bounds_mhz: Bounds | None = None) -> GovernedClock:
-    """A device of the site with its governor; nothing is set.
+    """Open a device of the site with its governor; nothing is set.
 
     Args:
-        config: Its section of the site file.
-        mode: Whether it may be set.
+        config: Section of the clock in the site file.
+        mode: Mode of the site; only mode act sets the clock.
         bounds_mhz: Lowest and highest clock of the plan in force; those of the section's plan when None.
 
     Raises:
@@ -108,7 +108,7 @@ def _bounded(
 async def governed_clocks(
     site: Site, stack: AsyncExitStack, tell: Callable[[str], None], planned: Sequence[ClockConfig] = ()
 ) -> tuple[list[GovernedClock], LeaseHolder | None]:
-    """The governed clocks of a site and, in mode act, the holder of their leases; nothing is set.
+    """Open the governed clocks of a site and, in mode act, the holder of their leases; nothing is set.
 
     Args:
         site: The site.
@@ -130,7 +130,7 @@ async def governed_clocks(
 
 
 def clock_fact(clock: GovernedClock, mode: Mode) -> str:
-    """One sentence: the device, its governor, its clocks, and what is assumed."""
+    """Describe a clock in one sentence: the device, its governor, its clocks, and the assumptions."""
     able = clock.device.capability()
     knee = f"knee {clock.knee_mhz:.0f} MHz" + (" (assumed, from a V100)" if clock.knee_assumed else "")
     span = f"{clock.clocks_mhz[0]:g} to {clock.clocks_mhz[-1]:g} MHz"
@@ -178,7 +178,7 @@ def _spec(config: ClockConfig) -> DeviceSpec:
 
 
 def _governor(config: ClockConfig, clocks: FloatArray, knee_mhz: float) -> Policy[GovernorState, DeviceView]:
-    """The governor of a clock; one that reacts is kept at or above the knee while there is work."""
+    """Create the governor of a clock; a reactive one stays at or above the knee while there is work."""
     if config.governor == "predictive":
         floor_mhz, assumed = config.knee_mhz or 0.0, config.profile is None
         return PredictiveGovernor(clocks, knee_mhz=knee_mhz, floor_mhz=floor_mhz, assumed=assumed)

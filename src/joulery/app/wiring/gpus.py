@@ -1,4 +1,4 @@
-"""This machine's GPUs as the site file names them: where services and replicas run; changes are leased."""
+"""Open this machine's GPUs as the site file names them; changes of their settings are leased."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from joulery.runtime.leasing.leases import LeaseHolder
 __all__ = ["LocalGpus", "NvidiaBoardWatch", "Partitions", "board_watch", "local_gpus"]
 
 Partitions = Sequence[tuple[Slice, ...]]
-"""The ways to cut one GPU."""
+"""The possible partitions of one GPU."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,8 @@ class LocalGpus:
     """The GPUs of a site on this machine, opened; nothing is set.
 
     Attributes:
-        places: Where replicas run on them; every MIG partition and MPS daemon is leased.
-        partitions: The ways each may be cut, by what it is called as a device (``gpu:0``), in the order of the site
-            file.
+        places: Hands out slices of the GPUs to replicas; every MIG partition and MPS daemon is leased.
+        partitions: Possible partitions of each GPU, by device name (``gpu:0``), in the order of the site file.
     """
 
     places: GpuPlaces
@@ -43,7 +42,7 @@ class LocalGpus:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names as devices."""
+        """Device names of the GPUs."""
         return tuple(self.partitions)
 
     def group(self, partitions: Mapping[str, Partitions]) -> LocalGpus:
@@ -57,7 +56,7 @@ class LocalGpus:
 
 
 def board_watch(gpu: int | str) -> NvidiaBoardWatch:
-    """A board to be watched while something runs on it.
+    """Open a board to watch while processes run on it.
 
     Raises:
         CapabilityError: No driver, or it does not answer.
@@ -67,15 +66,15 @@ def board_watch(gpu: int | str) -> NvidiaBoardWatch:
 
 
 def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder, *, in_use: bool = False) -> LocalGpus:
-    """The GPUs that the site file names.
+    """Open the GPUs that the site file names.
 
     Args:
         devices: The GPUs.
         holder: Leases them.
-        in_use: Whether the site's own replicas may run on them now, those of an engine server.
+        in_use: Whether the site's own replicas, of an engine server, may already run on them.
 
     Raises:
-        CapabilityError: One is not here, cannot be cut, or its cuts are not known.
+        CapabilityError: A GPU is not available, cannot be partitioned, or its MIG partitions are not known.
         ConfigError: There is no such GPU.
     """
 
@@ -126,7 +125,7 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder, *, in_us
 
 
 def _menu(mig: NvidiaMig, config: GpuDeviceConfig) -> tuple[tuple[str, ...], ...]:
-    """Every cut of a GPU's type, equal ones once."""
+    """All MIG partitions of a GPU's type, equal ones once."""
     menu = menu_for(mig.capability().name)
     if menu is None and config.mig_partitions is None:
         raise CapabilityError(
@@ -138,20 +137,20 @@ def _menu(mig: NvidiaMig, config: GpuDeviceConfig) -> tuple[tuple[str, ...], ...
 
 
 def gpu_groups(site: Site, here: LocalGpus) -> dict[str, LocalGpus]:
-    """The GPUs of each service, as it may cut them.
+    """The GPUs of each service, with the partitions that it may use.
 
-    What services name under ``gpus`` comes first; the others get equal parts of what is left, the first ones one more.
-    With ``plan.colocate`` what is left over is shared instead, and so is what several services name.
+    Services with ``gpus`` get those first; the others get equal parts of the remaining GPUs, the first ones one more.
+    With ``plan.colocate`` the remainder is shared instead, as are GPUs that several services name.
 
     Args:
-        site: The site; its ``fleet.devices`` are what was opened, in that order.
-        here: All of them, opened.
+        site: The site; its ``fleet.devices`` are the opened GPUs, in this order.
+        here: All opened GPUs.
 
     Returns:
-        By service, in the order of the site file.
+        The GPUs by service, in the order of the site file.
 
     Raises:
-        ConfigError: Another engine than the embedded one is to keep several services apart.
+        ConfigError: Several services need GPU groups, and the engine is not the embedded one.
         InfeasibleError: A service is left without a GPU, or a shared one has no slice for each.
     """
     if len(site.services) > 1 and not isinstance(site.serving.engine, EmbeddedEngine):

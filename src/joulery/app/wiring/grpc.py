@@ -1,4 +1,4 @@
-"""The gRPC server of a gateway, where one is asked for."""
+"""Create the gRPC server of a gateway."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def grpc_server(
     joined: bool = False,
     shared_port: bool = False,
 ) -> BesideServer | None:
-    """The gRPC server of a gateway; None where no address is given.
+    """Create the gRPC server of a gateway; None where no address is given.
 
     Args:
-        gateway: What answers.
+        gateway: The gateway that answers requests.
         where: ``HOST:PORT``; port 0 takes a free one.
         token: Bearer token that a request must carry; None for none.
         tls: Certificate and key; None for plain text.
@@ -32,7 +32,7 @@ def grpc_server(
         shared_port: Whether other gateways listen on the same port.
 
     Raises:
-        ConfigError: It is no address, or one beyond this machine without a token.
+        ConfigError: ``where`` is not an address, or one reachable from other machines without a token.
         ModuleNotFoundError: The extra ``grpc`` is not installed.
     """
     if where is None:

@@ -18,7 +18,7 @@ _YEAR = (datetime(2023, 1, 1, tzinfo=UTC).timestamp(), datetime(2024, 1, 1, tzin
 
 
 def hourly_series(config: CarbonFile | CarbonTypical, month: int | None = None) -> CarbonSeries:
-    """The whole series of a file, or a year of typical days; the mean day of one month where that is asked for.
+    """The whole series of a file, or a year of typical days; with ``month``, the mean day of that month.
 
     Raises:
         DataError: The steps are not hours, an hour is missing, or the month does not occur.
@@ -39,7 +39,7 @@ def forecast_hours(config: CarbonFile, truth: CarbonSeries, month: int | None = 
 
     Raises:
         ConfigError: The section names no forecast.
-        DataError: It does not cover the series.
+        DataError: The forecast does not cover the series.
     """
     if config.forecast is None:
         raise ConfigError("this region's carbon section names no forecast", pointer="carbon.forecast")
@@ -56,7 +56,7 @@ def forecast_hours(config: CarbonFile, truth: CarbonSeries, month: int | None = 
 
 
 def _forecast_column(path: Path) -> str:
-    """The first column whose name says that it is a forecast."""
+    """Name of the first column that contains ``forecast``; else of the last column."""
     names = csv_header(path)
     if not names:
         raise DataError("the file is empty", file=str(path))

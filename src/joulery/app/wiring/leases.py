@@ -1,4 +1,4 @@
-"""Leases of device settings on this machine: holding them, listing them and reverting all of them."""
+"""Leases of device settings on this machine: hold, list and revert them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WATCHDOG = "joulery.app.wiring.lease_watchdog"
 
 
 def start_watchdog(book: LeaseBook, owner: Owner) -> Watchdog:
-    """The watchdog of a holder's leases, running.
+    """Start the watchdog of a holder's leases.
 
     Raises:
         CapabilityError: The process cannot be started; without a watchdog nothing is set.
@@ -32,7 +32,7 @@ def start_watchdog(book: LeaseBook, owner: Owner) -> Watchdog:
 def held_leases(
     tell: Callable[[str], None], duration_s: float = DURATION_S
 ) -> AbstractAsyncContextManager[LeaseHolder]:
-    """A lease holder whose leases are renewed while the block runs and reverted when it ends.
+    """Open a lease holder whose leases are renewed while the block runs and reverted when it ends.
 
     Args:
         tell: Receives a message when a lease is lost or cannot be renewed.
@@ -42,10 +42,10 @@ def held_leases(
 
 
 def guard_leases(wait: Callable[[float], bool], book: LeaseBook | None = None) -> None:
-    """Revert leases of ended and silent processes, those of other containers included, until ``wait`` returns True.
+    """Revert the leases of processes that ended or stopped renewing, also in other containers, until ``wait`` is True.
 
     Args:
-        wait: Waits so many seconds.
+        wait: Waits for a number of seconds; returns True to stop.
         book: The leases; this user's when None.
 
     Raises:
@@ -55,7 +55,7 @@ def guard_leases(wait: Callable[[float], bool], book: LeaseBook | None = None) -
 
 
 def _open_hardware(spec: DeviceSpec) -> Device[Any]:
-    """The device of a lease that another container may have written: known hardware alone, no files of its choice.
+    """Open the device of a lease that another container may have written: only known hardware, never a path it names.
 
     Raises:
         CapabilityError: The lease names something else; ``joulery doctor --reset`` opens that too.
@@ -83,7 +83,7 @@ class LeaseStatus:
     Attributes:
         name: Its name, the stem of its file.
         lease: The lease; None where its file is damaged.
-        state: ``held`` (its owner lives), ``expired`` (its owner lives and does not renew it), ``abandoned`` (its
+        state: ``held`` (its owner is alive), ``expired`` (its owner is alive and does not renew it), ``abandoned`` (its
             owner has ended), ``damaged``.
         detail: One sentence.
     """
@@ -94,20 +94,20 @@ class LeaseStatus:
     detail: str
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The status as a JSON-ready dictionary."""
         lease = self.lease
         known = {} if lease is None else {"device": lease.device, "wanted": lease.wanted, "pid": lease.owner.pid}
         return {"name": self.name, "state": self.state, "detail": self.detail, **known}
 
 
 def lease_statuses(book: LeaseBook | None = None) -> tuple[LeaseStatus, ...]:
-    """Every recorded lease, by name."""
+    """Status of every recorded lease, by name."""
     found = ((each, name) for each in _books(book) for name in each.names())
     return tuple(status for each, name in found if (status := _status(each, name)) is not None)
 
 
 def _books(book: LeaseBook | None) -> tuple[LeaseBook, ...]:
-    """That book; else this user's, and the one in root's home that earlier versions wrote."""
+    """The given lease book; else this user's, and the one in root's home that earlier versions wrote."""
     if book is not None:
         return (book,)
     mine = LeaseBook()

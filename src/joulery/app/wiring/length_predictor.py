@@ -1,4 +1,4 @@
-"""The length predictor of a language model: the one it names or the default, its encoder, its ONNX file."""
+"""Open the length predictor of a language model, with its encoder and its ONNX file."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from joulery.runtime.llm.trained_predictor import PredictorHead
 
 
 def length_predictor(folder: Path | None, head: str) -> PredictorHead:
-    """The head of a model; the shared one where none was trained for it.
+    """Open the predictor with the head of a model; with the shared head where none was trained for it.
 
     Args:
-        folder: Where ``joulery train-length-predictor --out`` wrote; None for the default predictor.
+        folder: Folder written by ``joulery train-length-predictor --out``; None for the default predictor.
         head: Name of the model.
 
     Raises:
         DataError: There is no predictor there, or it is damaged.
-        CapabilityError: It needs an encoder that is not installed.
+        CapabilityError: The predictor needs an encoder that is not installed.
     """
     trained = kept_predictor(DEFAULT if folder is None else folder)
     return PredictorHead(trained, trained.head(head))
 
 
 def kept_predictor(folder: Path) -> TrainedPredictor | GraphPredictor:
-    """A kept predictor: its ONNX file where there is one and something to run it with, else its numbers.
+    """Open a saved predictor: from its ONNX file if it exists and can be run, else from its numbers.
 
     Raises:
         DataError: There is no predictor there, or it is damaged.
-        CapabilityError: It needs an encoder that is not installed.
+        CapabilityError: The predictor needs an encoder that is not installed.
     """
     kept = kept_graph(folder)
     if kept is not None and importlib.util.find_spec("onnxruntime") is not None:
@@ -54,7 +54,7 @@ def kept_predictor(folder: Path) -> TrainedPredictor | GraphPredictor:
 
 
 def as_served(predictor: TrainedPredictor, graph: Graph | None) -> TrainedPredictor | GraphPredictor:
-    """A predictor as :func:`kept_predictor` will run it: its graph where there is one and something to run it with."""
+    """Return a predictor as :func:`kept_predictor` will run it: from its graph if it exists and can be run."""
     if graph is None or importlib.util.find_spec("onnxruntime") is None:
         return predictor
     run = length_graph.LengthGraph(graph.content, graph.words, graph.max_tokens, graph.last_tokens)
@@ -74,7 +74,7 @@ def predictor_graph(predictor: TrainedPredictor) -> Graph | None:
 
 
 def prompt_encoder(choice: str) -> Encoder | None:
-    """``minilm``, or ``none``; ``auto`` is minilm where it is installed.
+    """Open the prompt encoder ``minilm`` or ``none``; ``auto`` is minilm where it is installed.
 
     Raises:
         CapabilityError: ``minilm`` is asked for and not installed.
@@ -87,11 +87,11 @@ def prompt_encoder(choice: str) -> Encoder | None:
 def distilled_encoder(
     log: TrainingAnswers, seed: int, progress: Callable[[int, int, str], None] | None = None
 ) -> Encoder:
-    """The installed encoder distilled into three layers on the prompts of a log.
+    """Distil the installed encoder into three layers on the prompts of a log.
 
     Args:
-        log: What the predictor is trained on.
-        seed: Of every draw.
+        log: Training log of the predictor.
+        seed: Random seed.
         progress: Receives the steps done, the steps in all and, after each epoch, its loss.
 
     Raises:

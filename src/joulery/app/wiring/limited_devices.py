@@ -1,4 +1,4 @@
-"""The devices of this machine whose power limit may be set: its GPUs, its CPUs."""
+"""Open the devices of this machine whose power limit may be set: its GPUs and its CPUs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from joulery.store.leases import LeaseBook, LeaseState, lease_state
 
 
 def limited_gpus(holder: LeaseHolder, leases: LeaseBook) -> list[LimitedDevice]:
-    """The GPUs of this machine whose power limit this process may set.
+    """Open the GPUs of this machine whose power limit this process may set.
 
     Raises:
-        CapabilityError: There is none, this process may not, or it is in a container without a guard outside of it.
+        CapabilityError: There is no such GPU, this process may not set it, or its container has no guard outside.
     """
     found: list[LimitedDevice] = []
     trouble: CapabilityError | None = None
@@ -39,11 +39,11 @@ def limited_gpus(holder: LeaseHolder, leases: LeaseBook) -> list[LimitedDevice]:
 
 
 def limited_gpu(number: int | str, holder: LeaseHolder, leases: LeaseBook) -> LimitedDevice:
-    """A GPU and the limit it has when no lease holds it.
+    """Open a GPU, with its power limit without any lease.
 
     Raises:
         CapabilityError: Its power limit may not or cannot be set.
-        ConfigError: There is no such board.
+        ConfigError: There is no such GPU.
     """
     from joulery.adapters.devices.power.nvidia_activity import NvidiaActivity
 
@@ -53,10 +53,10 @@ def limited_gpu(number: int | str, holder: LeaseHolder, leases: LeaseBook) -> Li
 
 
 def limited_cpus(holder: LeaseHolder, leases: LeaseBook) -> LimitedDevice:
-    """The CPUs of this machine as one device, and the limit they have when no lease holds it.
+    """Open the CPUs of this machine as one device, with their power limit without any lease.
 
     Raises:
-        CapabilityError: Their power limit may not or cannot be set, or their energy not be read.
+        CapabilityError: Their power limit may not or cannot be set, or their energy cannot be read.
     """
     from joulery.adapters.devices.power.rapl_activity import RaplActivity
 

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 KINDS = ("rapl", "nvml", "amd", "jetson", "dcgm", "ipmi", "redfish", "slurm", "cpu-model", "replay", "fake")
 PREFERRED = ("rapl", "nvml", "amd", "jetson", "cpu-model")
-"""Tried in this order unless meters are named: each device is read by the first meter that can."""
+"""Meters to try in this order unless meters are named: each device is read by the first meter that can."""
 DCGM = "http://localhost:9400/metrics"
 """Default address of NVIDIA's DCGM exporter."""
 _IF_HERE: Mapping[str, Mapping[str, Any]] = {kind: {"if_here": True} for kind in ("nvml", "amd", "jetson")}
-"""Options of meters that were not named: their driver is looked for before their module is imported."""
+"""Options of meters that were not named: check for their driver before importing their module."""
 _OPTIONAL = {"jetson": "rails", "slurm": "node"}
-"""Option that may follow the colon of a meter's name, by meter."""
+"""Name of the option after the colon of a meter's name, by meter."""
 
 
 def parse_meter(text: str) -> MeterSpec:
-    """A meter as it is named on the command line.
+    """Parse a meter as named on the command line.
 
     ``rapl``, ``nvml``, ``amd``, ``jetson``, ``jetson:RAIL+RAIL``, ``dcgm:URL``, ``ipmi``, ``redfish:URL``, ``slurm``,
     ``slurm:NODE``, ``cpu-model``, ``cpu-model:IDLE,MAX`` (watts of the machine), ``replay:FILE``, ``fake:WATTS``,
     ``fake:FILE`` (a script), or the name of a plug-in.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The text is none of these.
     """
     kind, colon, rest = text.partition(":")
     if kind == "cpu-model" and colon:
@@ -101,7 +101,7 @@ def open_meters(specs: Sequence[MeterSpec] | None) -> OpenMeters:
 
 
 def overlap(taken: Sequence[Channel], added: Sequence[Channel]) -> str:
-    """Device that the meters of both would count twice; empty where none.
+    """Device that meters of both groups would count twice, as text; empty for none.
 
     A socket and a board are devices of their own. ``machine`` contains all sockets, and as the component ``host``
     (a BMC, a module's input) everything.
@@ -120,7 +120,7 @@ def open_meter(spec: MeterSpec) -> Meter:
     """Open one meter; its module is imported now.
 
     Raises:
-        JouleryError: As the meter's opener says.
+        JouleryError: As raised by the meter's opener.
     """
     options = dict(spec.options)
     opener = _OPENERS.get(spec.kind)

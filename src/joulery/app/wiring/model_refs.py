@@ -19,7 +19,7 @@ from joulery.domain.serving.engine import ModelKind, ModelRef
 
 
 def model_ref(config: ModelConfig, cache: Path) -> ModelRef:
-    """Reference to a variant's model; a built-in model is built into ``cache`` the first time.
+    """Create the reference to a variant's model; a built-in model is built into ``cache`` the first time.
 
     Raises:
         CapabilityError, DataError: A built-in model cannot be built.

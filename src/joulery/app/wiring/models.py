@@ -12,7 +12,7 @@ from joulery.user import cache_home
 
 
 def cache_folder() -> Path:
-    """Folder of what joulery can make again: ``JOULERY_CACHE``, else ``joulery`` in the user's cache folder."""
+    """Cache folder of joulery: ``JOULERY_CACHE``, else ``joulery`` in the user's cache folder."""
     named = os.environ.get("JOULERY_CACHE")
     if named:
         return Path(named)

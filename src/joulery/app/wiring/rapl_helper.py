@@ -1,4 +1,4 @@
-"""``joulery rapl-helper``: opens the counters and the socket as root, becomes another user, and answers."""
+"""``joulery rapl-helper``: open the counters and the socket as root, switch to another user, and answer requests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class HelperConfig:
     """Settings of the helper.
 
     Attributes:
-        listen: Its socket.
+        listen: Path of its socket.
         group: The group whose members are answered.
-        user: User to become once everything is open; empty to stay.
+        user: User to switch to once everything is open; empty to keep the present one.
         root: The powercap folder.
     """
 
@@ -35,9 +35,9 @@ def run_rapl_helper(config: HelperConfig, say: Callable[[str], None], started: C
     """Answer until a signal ends it.
 
     Args:
-        config: Its settings.
-        say: Receives what an operator should know.
-        started: Receives the number of counters, once it listens.
+        config: Settings of the helper.
+        say: Receives messages for the operator.
+        started: Receives the number of counters once the helper listens.
 
     Raises:
         CapabilityError: There are no counters, they may not be read, or the socket cannot be made.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_run_group(pid: int) -> RunGroup | None:
-    """A control group for a run that ``pid`` starts; None where none may be made: ``/proc`` reports nearly the same."""
+    """Create a control group for a run that ``pid`` starts; None where not permitted (``/proc`` is used instead)."""
     from joulery.adapters.cgroups import make_group
 
     try:
@@ -33,18 +33,18 @@ def open_tree(
     group: tuple[str, bool] | None,
     also: tuple[int, ...] = (),
 ) -> TreeReader:
-    """The CPU time of a run: from its control group where that counts each socket, else from ``/proc``.
+    """Open the CPU time of a run: from its control group where that counts each socket, else from ``/proc``.
 
     Args:
         root: Process id of the run's first process.
         include_root: Whether that process belongs to the run.
-        exclude: Process ids that do not, with their children.
+        exclude: Process ids that do not belong to the run, with their children.
         sockets: Sockets of this machine.
         group: Path of the run's control group, and whether it counts each CPU; None without one.
         also: Further processes of the run, with their children.
 
     Raises:
-        CapabilityError: The group is gone.
+        CapabilityError: The control group does not exist any more.
     """
     socket_of_cpu = sockets_of_cpus()
     if group is not None and (len(sockets) == 1 or group[1]):
@@ -64,7 +64,7 @@ def remove_group(group: tuple[str, bool]) -> None:
 
 
 def open_busy() -> BusyReader:
-    """The busy times of this machine.
+    """Open the busy times of this machine's CPUs.
 
     Raises:
         CapabilityError: ``/proc/stat`` cannot be read.
@@ -73,7 +73,7 @@ def open_busy() -> BusyReader:
 
 
 def open_threads() -> ThreadReader:
-    """CPU times of the threads of a run."""
+    """Open the CPU times of the threads of a run."""
     from joulery.adapters.meters.threads import ThreadTable
 
     return ThreadTable()

@@ -1,4 +1,4 @@
-"""The meters that a site file asks for."""
+"""Choose the meters of a site file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def meter_specs(
 ) -> tuple[MeterSpec, ...] | None:
     """Meters to open; None for the preferred ones that this machine has, which is also the default.
 
-    Where the site narrows the choice or gives the watts of the CPU model, each meter is tried once, now: those that
-    answer and see a device that none before them sees are the ones to open.
+    Where the site narrows the choice or gives the watts of the CPU model, each meter is tried once, now: the meters to
+    open are those that answer and read a device that no earlier one reads.
 
     Args:
         config: The section of the site file.
         defaults: Options by kind of meter, where the site file gives none.
 
     Raises:
-        CapabilityError: None of them answers.
+        CapabilityError: None of the meters answers.
         ConfigError: The watts given make no sense.
     """
     if tuple(config.use) == PREFERRED and config.cpu_model is None:

@@ -1,4 +1,4 @@
-"""The tracer of each framework."""
+"""Open the tracer of a framework."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FRAMEWORKS = ("torch", "jax", "tensorflow")
 
 
 def open_tracer(framework: str) -> Tracer:
-    """The tracer of a framework.
+    """Open the tracer of a framework.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no tracer of this name.
     """
     if framework == "torch":
         from joulery.adapters.tracers.torch import TorchTracer

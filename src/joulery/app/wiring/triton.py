@@ -1,4 +1,4 @@
-"""A plan for real GPUs: Triton's model repositories, and the commands that launch its processes with their shares."""
+"""Export a plan to Triton: model repositories, and commands that launch Triton's processes with their shares."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BACKENDS: Mapping[type, str] = {
     TorchExportModel: "python",
     TransformersModel: "python",
 }
-"""Triton's backend of a model that is no ONNX file; its PyTorch backend runs TorchScript."""
+"""Triton's backends of models that are not ONNX files; its PyTorch backend runs TorchScript."""
 _MPS_HEAD = """\
 #!/bin/sh
 # One Triton process an instance, each with its share of the SMs (NVIDIA MPS). Written by joulery plan --triton.
@@ -47,9 +47,9 @@ class TritonFiles:
     """Files written for Triton.
 
     Attributes:
-        folder: Where.
-        models: ``config.pbtxt`` files.
-        processes: Processes of the launch script, standbys included.
+        folder: Folder of the files.
+        models: Number of ``config.pbtxt`` files.
+        processes: Number of processes of the launch script, standbys included.
     """
 
     folder: Path
@@ -61,16 +61,16 @@ def write_triton(site: Site, gpus: Sequence[PlannedGpu], folder: Path, slos: Map
     """Write everything Triton needs for a plan, but the models themselves.
 
     ``gpuN/NAME/config.pbtxt`` (the model's file belongs into ``gpuN/NAME/1/``), ``launch-mps.sh``,
-    ``launch-shared.sh`` and ``endpoints.json``: which address serves which service, and which its standby.
+    ``launch-shared.sh`` and ``endpoints.json``, which lists the addresses of each service and of its standbys.
 
     Args:
-        site: Says what the services load.
+        site: The site, for the models of its services.
         gpus: The plan.
-        folder: Where to; made if need be.
+        folder: Folder to write to; created if necessary.
         slos: SLO by service.
 
     Raises:
-        CapabilityError: The disk refuses.
+        CapabilityError: A file cannot be written.
     """
     backends = _backends(site)
     models = [[_model(gpu, index, each, backends) for each in gpu.instances] for index, gpu in enumerate(gpus)]
@@ -91,7 +91,7 @@ def write_triton(site: Site, gpus: Sequence[PlannedGpu], folder: Path, slos: Map
 
 
 def _backends(site: Site) -> dict[tuple[str, str], str]:
-    """Triton's backend by service and variant, where the site says what they load."""
+    """Triton's backend by service and variant, where the site names their models."""
     found: dict[tuple[str, str], str] = {}
     for service in site.services:
         for variant in () if service.family_config is None else service.family.variants:
@@ -100,7 +100,7 @@ def _backends(site: Site) -> dict[tuple[str, str], str]:
 
 
 def _model(gpu: PlannedGpu, index: int, each: PlannedInstance, backends: Mapping[tuple[str, str], str]) -> TritonModel:
-    """One instance; the same name on every GPU, unless a GPU holds two of a service."""
+    """Triton model of one instance; it has the same name on every GPU, unless a GPU has two instances of a service."""
     several = Counter(other.workload for other in gpu.instances)[each.workload] > 1
     name = f"{each.workload}-{each.replica}" if several else each.workload
     backend = backends.get((each.workload, each.model), "")
@@ -138,7 +138,7 @@ def _on_its_gpu(process: TritonProcess) -> str:
 def _endpoints(
     gpus: Sequence[PlannedGpu], originals: Sequence[TritonProcess], standbys: Mapping[str, TritonProcess]
 ) -> dict[str, list[dict[str, object]]]:
-    """Addresses by service, as ``joulery serve --model SERVICE=ADDRESS`` takes them."""
+    """Addresses by service, as accepted by ``joulery serve --model SERVICE=ADDRESS``."""
     found: dict[str, list[dict[str, object]]] = {}
     instances = [(index, each) for index, gpu in enumerate(gpus) for each in gpu.instances]
     for (index, each), process in zip(instances, originals, strict=True):

@@ -1,4 +1,4 @@
-"""An energy counter refined by the power readings that its device buffers."""
+"""Refinement of an energy counter by the power readings that its device buffers."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.power import PowerTrace
 
 _ANCHOR_NS = 10_000_000_000
-"""Distance of the counter's readings that stay as they are. A counter renewed every 100 ms is late by up to that."""
+"""Interval of the counter's readings that are kept. A counter renewed every 100 ms is late by up to 100 ms."""
 _HOLE_NS = 250_000_000
-"""Without a buffered reading for longer, the counter's own readings stay."""
+"""Longest gap in the buffered readings; over a longer one, the counter's own readings are kept."""
 _FEWEST = 4
 _RATIO = (0.5, 2.0)
-"""Buffered power that is further than this from the counter's mean is no reading of the same board."""
+"""Range of the counter's energy over the buffered energy; outside it, the two are not readings of the same board."""
 
 
 def refined(counter: PowerTrace, t_ns: IntArray, watts: FloatArray, late_ns: int = 0) -> PowerTrace:
-    """The counter at the times of buffered power readings: its energy, their shape.
+    """Resample a counter at the times of buffered power readings: its energy, with the shape of their power.
 
-    A reading is the mean of some milliseconds, the middle of which lies before its stamp. It stands for the time that
-    is nearest to that middle.
+    A buffered reading is a mean over some milliseconds, whose middle lies before the reading's stamp. It holds for the
+    time that is nearest to that middle.
 
-    Every ten seconds, at the first and at the last reading, the counter stands as it was read. In between, its energy
-    is divided as the integral of the buffered power is; where that has holes or contradicts it, the counter's own
-    readings stay.
+    The counter's first and last reading and one every ten seconds are kept. In between, its energy is distributed like
+    the integral of the buffered power; where that has gaps or contradicts the counter, the counter's own readings are
+    kept.
 
     Args:
         counter: Readings of a counter, joules.
@@ -72,7 +72,7 @@ def _integral(middle_ns: IntArray, watts: FloatArray, end_ns: int) -> tuple[IntA
 
 
 def _anchors(t_ns: IntArray, known: IntArray) -> IntArray:
-    """Readings that stay: the first, one every ten seconds, the last."""
+    """Indices of the readings that are kept: the first, one every ten seconds, the last."""
     slots = (t_ns[known] - t_ns[known[0]]) // _ANCHOR_NS
     starts = known[np.flatnonzero(np.diff(slots, prepend=-1) > 0)]
     near = len(starts) > 1 and t_ns[known[-1]] - t_ns[starts[-1]] < _ANCHOR_NS // 2
@@ -82,7 +82,7 @@ def _anchors(t_ns: IntArray, known: IntArray) -> IntArray:
 def _between(
     counter: PowerTrace, first: int, last: int, edges_ns: IntArray, power_j: FloatArray
 ) -> tuple[IntArray, FloatArray] | None:
-    """Stamps and joules from one reading to just before another; None where the buffered power does not tell."""
+    """Stamps and joules from one reading to just before another; None where the buffered power is not usable."""
     begin_ns, end_ns = int(counter.t_ns[first]), int(counter.t_ns[last])
     inside = slice(int(np.searchsorted(edges_ns, begin_ns, "right")), int(np.searchsorted(edges_ns, end_ns, "left")))
     stamps = edges_ns[inside]

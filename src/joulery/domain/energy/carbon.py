@@ -43,7 +43,7 @@ class CarbonSeries:
         g_per_kwh: Grams of CO2-equivalent per kilowatt-hour, float64[n]; NaN is a gap and stays one.
         signal: Average or marginal.
         scope: Direct (combustion) or life-cycle.
-        source: Where it comes from, in words.
+        source: Origin of the series, as text.
         issued_at_s: Unix seconds at which a forecast was issued; None for history.
         estimated: True where the provider estimated the value, bool[n].
         quality: Measured (published history), modelled (a forecast) or assumed (a typical day); the steps flagged
@@ -110,7 +110,7 @@ class CarbonSeries:
 
     @property
     def end_s(self) -> float:
-        """Last edge, Unix seconds; the series says nothing from here on."""
+        """Last edge, Unix seconds; the series has no values from here on."""
         return float(self.edges_s[-1])
 
     def at(self, t_s: npt.ArrayLike) -> FloatArray:
@@ -153,18 +153,18 @@ _WRITTEN = re.compile(r"(error|gap|forecast)|(previous|linear):\s*([0-9]{1,6}(?:
 
 
 class Fill(StrEnum):
-    """The rules."""
+    """Rule for the gaps in carbon intensity."""
 
     ERROR = "error"
-    """Refuse: say where the gap is."""
+    """Raise an error that names the gap."""
     GAP = "gap"
-    """Keep it: no grams are counted there and ``carbon_coverage_ratio`` drops."""
+    """Keep the gap: no grams are counted there and ``carbon_coverage_ratio`` drops."""
     PREVIOUS = "previous"
     """Repeat the last known step, flagged as estimated, over a gap of at most the stated length."""
     LINEAR = "linear"
-    """A straight line between the known steps on both sides, flagged as estimated, over at most the stated length."""
+    """Interpolate linearly between the known steps on both sides, flagged as estimated, over at most that length."""
     FORECAST = "forecast"
-    """Use what the same service had forecast, flagged as estimated, where it publishes no actual value."""
+    """Use the same service's own forecast, flagged as estimated, where it publishes no actual value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,10 @@ class FillRule:
 
     @classmethod
     def parse(cls, text: str) -> FillRule:
-        """``error``, ``gap``, ``forecast``, ``previous:3h``, ``linear:90min`` as a rule.
+        """Parse ``error``, ``gap``, ``forecast``, ``previous:3h`` or ``linear:90min``.
 
         Raises:
-            ConfigError: Anything else.
+            ConfigError: The text is not a rule.
         """
         match = _WRITTEN.fullmatch(text.strip())
         if match is None:

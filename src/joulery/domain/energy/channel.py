@@ -1,7 +1,7 @@
 """Channels of a meter, and the meters to open.
 
-Imports nothing heavy, for the sampler process starts with it: these are named tuples because ``dataclasses`` is a fifth
-of what a sampler would import.
+The module imports nothing heavy, because the sampler process loads it. Its classes are named tuples, because
+``dataclasses`` would be a fifth of the sampler's imports.
 """
 
 from __future__ import annotations
@@ -69,5 +69,5 @@ class MeterSpec(NamedTuple):
     options: Mapping[str, Any] = {}  # never changed; a read-only view could not be pickled
 
     def as_dict(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """The meter's kind and options as a JSON object."""
         return {"kind": self.kind, "options": dict(self.options)}

@@ -1,4 +1,4 @@
-"""Energy and carbon of a piece of work: joules by part, idle and unattributed apart, grams with their coverage."""
+"""Energy and carbon of a piece of work: joules by part, idle and unattributed joules, grams with their coverage."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from joulery.domain.quality import Quality, weakest
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Energy charged to the work, of one component of one device.
+    """Energy of one component of one device that is charged to the work.
 
     Attributes:
         device: ``cpu:0``, ``gpu:1`` ...
         component: ``package``, ``dram``, ``board`` ...
         energy_j: Joules charged to the work.
         quality: Measured, modelled or assumed.
-        meter: Which meter the number rests on.
+        meter: The meter behind the number.
         band_j: Half-width of its uncertainty in joules; 0 when not stated.
-        carbon_g: Grams of its joules, on the terms of the footprint's ``carbon_g``; NaN where they were not kept.
+        carbon_g: Grams of its joules, counted like the footprint's ``carbon_g``; NaN where they were not kept.
     """
 
     device: str
@@ -35,7 +35,7 @@ class Part:
 
     @property
     def key(self) -> tuple[str, str, Quality, str]:
-        """Parts with equal keys add up."""
+        """Device, component, quality and meter: parts with equal keys are added up."""
         return (self.device, self.component, self.quality, self.meter)
 
 
@@ -52,10 +52,10 @@ class Footprint:
         carbon_g: Grams of CO2-equivalent of ``carbon_covered_j`` joules, facility overhead (``pue``) included; None
             without a carbon source.
         carbon_covered_j: Joules (IT side) with a known intensity; 0 when no carbon source was given.
-        embodied_g: Embodied grams charged to the work; 0 when not asked for.
+        embodied_g: Embodied grams charged to the work; 0 when not requested.
         facility_j: Energy with facility overhead; ``facility_j / energy_j`` is the PUE.
         start_s, end_s: Hull of the windows, Unix seconds; NaN when empty.
-        duration_s: Metered time asked for, summed over windows.
+        duration_s: Requested metered time, summed over windows.
         covered_s: Metered time with readings, averaged over the channels of a window, summed over windows.
         idle_quality: Quality of ``idle_j`` and ``unattributed_j``; where both are 0, that of the readings behind it.
         idle_band_j: Half-width of the uncertainty of ``idle_j + unattributed_j`` in joules; 0 when not stated.
@@ -95,7 +95,7 @@ class Footprint:
 
     @property
     def counted_g(self) -> float:
-        """Grams, 0 without a carbon source: for sums."""
+        """Grams for use in sums: ``carbon_g``, or 0 without a carbon source."""
         return self.carbon_g or 0.0
 
     @property
@@ -126,7 +126,7 @@ class Footprint:
         return weakest((*(part.quality for part in self.parts if part.energy_j > 0), *rest))
 
     def _rest_quality(self, other: Footprint) -> Quality:
-        """Quality of both idle and unattributed joules together; one that has none of them counts if neither has."""
+        """Quality of both footprints' idle and unattributed joules; one without any counts only if neither has any."""
         both = (self, other)
         having = [each for each in both if each.idle_j > 0 or each.unattributed_j > 0]
         return weakest(each.idle_quality for each in having or both)
@@ -165,7 +165,7 @@ class Footprint:
         )
 
     def portion(self, ratio: float) -> Footprint:
-        """A share of it, 0 to 1, time included: portions of ratios that sum to 1 add up to the whole."""
+        """A share of the footprint, 0 to 1, time included; portions whose ratios sum to 1 add up to the whole."""
         return replace(
             self,
             parts=tuple(
@@ -181,7 +181,7 @@ class Footprint:
         )
 
     def __add__(self, other: Footprint) -> Footprint:
-        """Both together.
+        """The sum of two footprints.
 
         Raises:
             DataError: The grams of the two count different things (signal or scope).
@@ -227,7 +227,7 @@ _ADDED = (
     "idle_g",
     "unattributed_g",
 )
-"""The fields that add up."""
+"""Fields of a footprint that a portion scales."""
 
 
 def merge_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -249,7 +249,7 @@ def merge_parts(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _ratio(part: float, whole: float) -> float:
-    """Part of a whole, 0 to 1; all of it where only rounding is missing, or where there is no whole."""
+    """Ratio of a part to a whole, 0 to 1; 1 where only rounding is missing, or where the whole is 0."""
     return part / whole if part < whole * (1 - 1e-12) else 1.0
 
 
@@ -262,7 +262,7 @@ class Row:
     """One line of a rolled-up table.
 
     Attributes:
-        key: What the line is about.
+        key: Subject of the line.
         energy_j: Its joules; NaN when not known.
         carbon_g: Its grams; NaN when not known.
         quality: The weakest quality in it.

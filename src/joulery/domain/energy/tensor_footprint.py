@@ -1,4 +1,4 @@
-"""The tensor energy footprint: joules by qualified operation, and what each device kept for itself."""
+"""The tensor energy footprint: joules by qualified operation, and the unattributed joules of each device."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from joulery.domain.quality import Quality
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnergy:
-    """Energy of one device during a session, attributed to operations and not.
+    """Energy of one device during a session: attributed to operations and unattributed.
 
     The law, held to 1e-9: ``attributed_j + unattributed_j == total_j``. Energy of uncovered time is in none of them.
 
     Attributes:
         device: Device name.
         total_j: Known energy of the window; NaN for a device without a meter.
-        attributed_j: Shared among the operations running at the time.
+        attributed_j: Energy shared among the operations running at the time.
         unattributed_j: Energy of the time without operations (idle, or work the trace does not show).
         covered_s, uncovered_s: Window time with and without known power; they add up to the window.
         active_s: Time with at least one operation running, covered or not.
-        resolution_s: Median distance of two updates of the sensor; NaN without two updates.
+        resolution_s: Median interval between two updates of the sensor; NaN without two updates.
         quality: Weakest of its meters; ``MEASURED``, the neutral element, without a meter.
-        estimator: What gave its operations their energy: ``recency`` or ``regression``.
+        estimator: Estimator of its operations' energy: ``recency`` or ``regression``.
         other_j: Of the unattributed energy, that of other processes on the device; 0 where not determined.
         idle_j: Of the unattributed energy, that of the idle device; 0 where not determined.
         carbon_g: Grams of CO2-equivalent of ``total_j``, facility overhead included; NaN where unknown.
@@ -52,13 +52,13 @@ class DeviceEnergy:
 
     @property
     def metered(self) -> bool:
-        """Whether anything is known about its power."""
+        """Whether the device's energy is known."""
         return not math.isnan(self.total_j)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorFootprint:
-    """Energy by operation (TEF; Smaragdine, ICSE'24, Definition 3.3), one row an (operation, device, phase).
+    """Energy by operation (TEF; Smaragdine, ICSE'24, Definition 3.3), one row for each (operation, device, phase).
 
     Attributes:
         window_ns: The session, half-open, on the clock of the trace.
@@ -76,9 +76,9 @@ class TensorFootprint:
         carbon_g: Grams of CO2-equivalent of ``energy_j``, facility overhead included, float64[n]; NaN where unknown.
         error_j: Standard error of ``energy_j`` over the steps, float64[n]; NaN where no steps are known. The systematic
             error of operations shorter than the sensor resolves is not in it.
-        estimator: ``recency`` or ``regression``, as asked for; each device says what it got.
+        estimator: ``recency`` or ``regression``, as requested; each device states which one was used for it.
         multiplicity: ``events`` or ``set``.
-        composite: Operations that stand for many the framework does not show.
+        composite: Operations that each represent many which the framework does not report.
         feeds: (producer, consumer) of operations, by name, where the trace has the dataflow; empty where not.
         process_j: Joules of the operations of each process; empty where the trace names none.
         notes: What a reader must know about these numbers, one sentence each.

@@ -1,4 +1,4 @@
-"""Workloads of a node and counters of inference engines: values between readers and the books of energy."""
+"""Workloads of a node and counters of inference engines: values that readers pass to the energy accounting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDED = NodeWorkload("ended", "")
 
 @dataclass(frozen=True, slots=True)
 class WorkloadUse:
-    """CPU time of workloads between two looks at a node.
+    """CPU time of workloads between two readings of a node.
 
     Attributes:
         cpu_s: CPU seconds by workload.
@@ -66,8 +66,8 @@ class EngineCounters:
     Attributes:
         engine: ``vllm``, ``sglang``, ``triton`` or ``tensorrt-llm``.
         models: Counters by model.
-        active: Requests that run or wait now; NaN where the engine does not say.
-        by_agent: Whether an agent of the node prints them (Ray's), not the engine: its process is not the engine's.
+        active: Requests that run or wait now; NaN where the engine does not report them.
+        by_agent: Whether an agent of the node (Ray's) reports the counters, from a process that is not the engine's.
     """
 
     engine: str

@@ -1,4 +1,4 @@
-"""Effect of the clock on one model on one device: each operator, each phase, the whole; and its power."""
+"""Clock profiles: the effect of a device's clock on a model's time (by operator, phase and in total) and power."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = "joulery.clocks/1"
 
 @dataclass(frozen=True, slots=True)
 class ScoredOperator:
-    """One operator.
+    """One operator of a model, with its sensitivity to the clock.
 
     Attributes:
         cost: Its work.
@@ -43,19 +43,19 @@ class ScoredOperator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClockProfile:
-    """One model on one device. Versioned JSON: :meth:`as_dict`, :meth:`from_dict`.
+    """Latency and power of one model on one device by clock. Versioned JSON: :meth:`as_dict`, :meth:`from_dict`.
 
     Attributes:
-        model, device: What it is about.
+        model, device: The profiled model and device.
         quality: Of the curve: measured where clocks were set, modelled on an emulator fitted to measurements, assumed
-            on one that is not.
-        source: Where it comes from, in words.
+            on an emulator that is not fitted.
+        source: Origin of the profile, as text.
         operators: In topological order, at least one; their scores are always modelled.
         clocks_mhz: Ascending, the last is the highest clock, float64[n].
-        latency_s: One pass at each clock, float64[n].
+        latency_s: Time of one pass at each clock, float64[n].
         power_w: Board power while it runs at each clock, float64[n]; NaN where not known.
         idle_w: Board power while nothing runs at each clock, float64[n]; NaN where not known.
-        calibration_ratio: What the sum of the operators' modelled times was multiplied by.
+        calibration_ratio: Factor that the sum of the operators' modelled times was multiplied by.
 
     Raises:
         DataError: No operators, or curves that do not fit together.
@@ -101,7 +101,7 @@ class ClockProfile:
     def score(self) -> float:
         """Sensitivity of the whole model between the highest clock and half of it (or the lowest known).
 
-        Measured where the curve is; else the operators' mean, weighted by their time, which is the same thing exactly.
+        It is measured where the curve is; else it is the operators' mean, weighted by their time, which is the same.
         """
         if self.quality is not Quality.MEASURED:
             total = math.fsum(operator.time_s for operator in self.operators)
@@ -135,11 +135,11 @@ class ClockProfile:
 
     @property
     def parameter_bytes(self) -> float:
-        """Weights of the model."""
+        """Bytes of the model's weights."""
         return math.fsum(operator.cost.parameter_bytes for operator in self.operators)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The profile as a JSON-ready object."""
         return {
             "schema": SCHEMA,
             "model": self.model,
@@ -166,7 +166,7 @@ class ClockProfile:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            DataError: It is no clock profile, or one of a schema this joulery does not know.
+            DataError: The data is not a clock profile, or has a schema that this version does not support.
         """
         schema = data.get("schema") if hasattr(data, "get") else None
         if schema != SCHEMA:

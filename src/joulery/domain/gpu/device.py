@@ -1,8 +1,8 @@
 """Settings, capabilities, state, changes and leases of devices.
 
-A knob is one thing that can be set, and has one owner: the clock belongs to a governor, the power limit to the agent of
-a node, the cut of a GPU (MIG, MPS) to the planner of layouts. An adapter is one knob of one device; several may stand
-for the same board.
+A knob is one setting of a device and has one owner: the clock belongs to a governor, the power limit to the agent of a
+node, the partition of a GPU (MIG, MPS) to the layout planner. An adapter controls one knob of one device; several
+adapters may control the same board.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving.service import Slice
 
 DEVICE = "JOULERY_DEVICE"
-"""The variable that names what a worker runs its model on: ``cuda``; the CPU where it is not set."""
+"""Environment variable with the device on which a worker runs its model: ``cuda``; the CPU where it is not set."""
 
 
 class Knob(StrEnum):
@@ -31,7 +31,7 @@ class Knob(StrEnum):
     MIG = "mig"
     """The hardware instances into which a GPU is partitioned."""
     MPS = "mps"
-    """Whether processes share a GPU side by side, each with a share of its SMs."""
+    """Whether processes share a GPU at the same time, each with a share of its SMs."""
     SLEEP = "sleep"
     """Whether a machine of a cluster sleeps."""
 
@@ -41,9 +41,9 @@ class ClockSetting:
     """Clock limit of a device.
 
     Attributes:
-        clock_mhz: The highest clock allowed, MHz; None for what the factory allows.
-        boost: Whether it may go beyond its base clock; None leaves that as it is. CPUs alone.
-        governor: The kernel's own rule below that limit (``performance``, ``schedutil``); empty leaves it. CPUs alone.
+        clock_mhz: The highest clock allowed, MHz; None for the factory's limit.
+        boost: Whether the device may exceed its base clock; None leaves that unchanged. CPUs only.
+        governor: The kernel's governor below that limit (``performance``, ``schedutil``); empty leaves it. CPUs only.
 
     Raises:
         ConfigError: A clock that is not positive.
@@ -87,7 +87,7 @@ class PowerSetting:
 
 @dataclass(frozen=True, slots=True)
 class MigSetting:
-    """The instances into which a GPU is partitioned. A multiset: the device finds the places.
+    """The instances into which a GPU is partitioned. A multiset: the device chooses their places.
 
     Attributes:
         profiles: Names of profiles (``3g.20gb``), in any order; empty for a GPU that is not partitioned (MIG mode off).
@@ -107,7 +107,7 @@ class MigSetting:
 
 @dataclass(frozen=True, slots=True)
 class MpsSetting:
-    """Sharing of a GPU by processes side by side.
+    """Concurrent use of a GPU by several processes (MPS).
 
     Attributes:
         running: True while a control daemon serves clients.
@@ -152,17 +152,18 @@ class DeviceCapability:
 
     Attributes:
         device: ``gpu:0``, ``cpu`` ...
-        name: What the vendor calls it.
-        knob: What can be set.
+        name: The vendor's name of the device.
+        knob: The setting.
         settable: True where this process may set it.
-        detail: In words.
-        grant: The exact line that grants it where it may not; empty where nothing has to be or can be granted.
-        clocks_mhz: Clocks that can be asked for, ascending; empty for other knobs.
-        limits_w: Lowest and highest power limit that can be asked for, W; empty for other knobs.
+        detail: Details, as text.
+        grant: The exact command line that grants the permission where it is missing; empty where none is needed or
+            possible.
+        clocks_mhz: Clocks that can be set, ascending; empty for other knobs.
+        limits_w: Lowest and highest power limit that can be set, W; empty for other knobs.
         default_w: The factory's power limit, W; NaN for other knobs and where it is unknown.
-        parts: Parts of the device that have such a limit each: packages of a CPU.
+        parts: Number of parts of the device that each have such a limit: packages of a CPU.
         profiles: MIG profiles the board offers; empty for other knobs.
-        emulated: True where nothing real is set.
+        emulated: True where no real device is set.
         uuid: The vendor's identity of the device, the same in every container; empty where it has none.
     """
 
@@ -183,13 +184,13 @@ class DeviceCapability:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSlice:
-    """A part of a device that a process can run on.
+    """A slice of a device that a process can run on.
 
     Attributes:
         slice: Its kind and size.
         id: The vendor's identity (``MIG-…``).
-        environ: What a process needs in its environment to run there, as (name, value).
-        start: First memory slice it lies on; 0 where places mean nothing.
+        environ: Environment variables that a process needs to run there, as (name, value).
+        start: First memory slice that it occupies; 0 where places have no meaning.
         pids: Processes that run there now, as far as the driver reports.
         share_ratio: Share of the device's arithmetic it has.
     """
@@ -203,13 +204,13 @@ class DeviceSlice:
 
 
 class WantedPart(NamedTuple):
-    """A part of a GPU that a replica is to run on.
+    """Request for a slice of a GPU that a replica is to run on.
 
     Attributes:
         slice: Its kind and size.
         device: The GPU it must be on (``gpu:0``); empty for any.
-        together: Processes with the same word share one MIG instance, under MPS where its slice says that each has
-            less than all of it; empty for an instance to itself.
+        together: Processes with the same label share one MIG instance, under MPS where the slice gives each of them
+            less than all of it; empty for an instance of its own.
     """
 
     slice: Slice
@@ -222,9 +223,9 @@ class DeviceState(Generic[S]):
     """Present setting of a device.
 
     Attributes:
-        setting: In the terms of ``apply``.
-        memento: JSON-ready: what ``reset`` needs to bring this very state back, by another process too.
-        clock_mhz: How fast it runs at the moment, MHz; NaN where that is not reported.
+        setting: The setting, in the form that ``apply`` accepts.
+        memento: JSON-ready data with which ``reset`` restores this exact state, also from another process.
+        clock_mhz: Its current clock, MHz; NaN where that is not reported.
         slices: Its slices; empty where it is not partitioned.
     """
 
@@ -236,12 +237,12 @@ class DeviceState(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class DeviceChange(Generic[S]):
-    """Result of a change.
+    """Result of a change of a device's setting.
 
     Attributes:
-        before, after: The settings.
-        duration_s: How long it took, s.
-        detail: What was done, in words.
+        before, after: The setting before and after the change.
+        duration_s: Duration of the change, s.
+        detail: Details of the change, as text.
     """
 
     before: S
@@ -255,7 +256,7 @@ class DeviceChange(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """Device kind and opener's arguments (JSON-ready), with which another process can open the device too.
+    """Device kind and its opener's arguments (JSON-ready), so that another process can open the device too.
 
     Attributes:
         kind: ``nvidia-clock``, ``nvidia-power``, ``nvidia-mig``, ``nvidia-mps``, ``cpufreq``, ``rapl-power``,
@@ -268,7 +269,7 @@ class DeviceSpec:
 
     @property
     def knob(self) -> Knob:
-        """The knob that it sets."""
+        """The knob that this kind of device sets."""
         return _KNOBS.get(self.kind, Knob.CLOCK)
 
 
@@ -283,13 +284,13 @@ _KNOBS = {
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process that holds leases. Its number alone is not enough: numbers are used again.
+    """A process that holds leases. Its number alone does not identify it, because numbers are reused.
 
     Attributes:
         pid: Process number.
         start_ticks: When it started, in the kernel's ticks since boot (field 22 of ``/proc/PID/stat``).
-        boot_id: Which boot that was (``/proc/sys/kernel/random/boot_id``).
-        program: What it is, for people.
+        boot_id: Identifier of that boot (``/proc/sys/kernel/random/boot_id``).
+        program: Description of the program, for people.
         pid_namespace: The namespace of ``pid``, an inode number; 0 in leases of older versions: the reader's own.
     """
 
@@ -302,17 +303,17 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease: a device returns to its former setting; recorded before anything changes.
+    """A leased setting, which reverts to the former one when the lease ends; recorded before anything changes.
 
     Attributes:
         device: ``gpu:0``, ``cpu`` ...
-        spec: How the watchdog opens it to reset it.
+        spec: Specification with which the watchdog opens the device to reset it.
         before: The memento of the state found before the first change.
-        wanted: What was asked for last, in words.
-        reason: Why.
-        owner: Who holds it.
-        renewed_s: When the owner last said that it still cares, Unix seconds.
-        lasts_s: For how long that holds, s.
+        wanted: The setting requested last, as text.
+        reason: Reason for the setting.
+        owner: The process that holds the lease.
+        renewed_s: When the owner last renewed the lease, Unix seconds.
+        lasts_s: Duration of the lease after a renewal, s.
         uuid: The vendor's identity of the device; empty where it has none.
     """
 
@@ -328,7 +329,7 @@ class Lease:
 
     @property
     def name(self) -> str:
-        """Unique for a knob of a device, and fit for a file name: ``cpu.clock``, ``GPU-8f5b….clock``."""
+        """Name that is unique for a knob of a device and valid as a file name: ``cpu.clock``, ``GPU-8f5b….clock``."""
         return lease_name(self.uuid or self.device, self.spec.knob)
 
     @property
@@ -366,15 +367,15 @@ def lease_as_dict(lease: Lease) -> dict[str, Any]:
 
 
 def lease_from_dict(document: Any, renewed_s: float, file: str | None = None) -> Lease:
-    """The lease behind a JSON object.
+    """The lease in a JSON object.
 
     Args:
         document: The object.
         renewed_s: When it was last renewed, Unix seconds: kept beside the object, not in it.
-        file: Where it was read, for messages.
+        file: The file it was read from, for messages.
 
     Raises:
-        DataError: It is none, or of another schema.
+        DataError: The object is not a lease, or has another schema.
     """
     try:
         if document["schema"] != "joulery.lease/1":

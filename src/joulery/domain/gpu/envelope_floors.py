@@ -1,9 +1,9 @@
 """Lower bounds of a plan's cost over price and load, from the plans that were made at some prices and loads.
 
-Two facts carry a figure from the points where plans were made to all others. At one load the least cost is concave in
-the price (it is the least of lines), so between two prices it is above the chord, and below the lowest price above the
-line to the origin. At one price it rises with the load by at least the watts that the further requests take, whatever
-serves them: a plan for more requests serves fewer, for that much less.
+Two facts extend bounds from the points where plans were made to all other points. At one load the least cost is concave
+in the price (it is a minimum of lines), so between two prices it is above the chord, and below the lowest price it is
+above the line to the origin. At one price it rises with the load by at least the watts that the further requests take
+in any plan: a plan for more requests can also serve fewer requests, at a cost that is lower by that much.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from joulery.domain.arrays import FloatArray
 
 
 class PlannedPoint(NamedTuple):
-    """A load and a price that a plan was made for, and what no plan costs less than there."""
+    """A load and a price that a plan was made for, and a lower bound of the cost of any plan there."""
 
     load: float
     price: float
@@ -25,7 +25,7 @@ class PlannedPoint(NamedTuple):
 
 
 class Floors:
-    """The least cost at any price and load, in dollars an hour, by what it is at some.
+    """Lower bounds of the cost at any price and load, in dollars an hour, from the least costs at some of them.
 
     Args:
         least: For each load of the points, prices in increasing order and the least cost at each.
@@ -40,7 +40,7 @@ class Floors:
 
         Args:
             prices: Prices, float64[prices].
-            rises: What the requests of load 1 cost at least at each price, float64[prices].
+            rises: Least cost of the requests of load 1 at each price, float64[prices].
             loads: Loads, float64[loads].
         """
         before = np.searchsorted(self._loads, loads, side="right")
@@ -57,7 +57,7 @@ class Floors:
 
 
 def _above_chords(prices: FloatArray, known: FloatArray, costs: FloatArray) -> FloatArray:
-    """Lower bound of a concave function that never falls, by its values at some prices, float64[prices]."""
+    """Lower bound of a concave function that never falls, from its values at some prices, float64[prices]."""
     between = np.interp(prices, known, costs)
     below = costs[0] * prices / known[0] if known[0] > 0 else between
     return np.where(prices < known[0], below, between)

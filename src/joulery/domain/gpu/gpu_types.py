@@ -1,7 +1,7 @@
 """GPU types by name: memory, bandwidth, arithmetic, board power and clocks, each with its source.
 
-Every figure is one a manufacturer publishes (dense arithmetic, no sparsity; bytes of 10^9 as on the data sheet for
-memory and bandwidth) or one that a named measurement gives. What is not published is None: *unknown*, never zero.
+Every figure is published by a manufacturer (dense arithmetic, no sparsity; bytes of 10^9 as on the data sheet for
+memory and bandwidth) or comes from a named measurement. An unpublished figure is None: *unknown*, never zero.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GpuTypeFacts:
     """Published facts of a GPU type.
 
     Attributes:
-        name: Name here, such as ``A100-80GB``.
+        name: Name in this catalog, such as ``A100-80GB``.
         vendor: NVIDIA or AMD.
         form: Board or module.
         memory_bytes: Memory of the board.
@@ -37,7 +37,7 @@ class GpuTypeFacts:
         idle_w: Power of an idle board, W; None where unknown.
         source: Where memory, bandwidth, arithmetic, power and clock come from.
         idle_source: Where ``idle_w`` comes from; empty where unknown.
-        aliases: Other names it goes by.
+        aliases: Other names of the type.
     """
 
     name: str
@@ -56,7 +56,7 @@ class GpuTypeFacts:
 
     @property
     def mig(self) -> MigMenu | None:
-        """Its MIG menu; None where it cannot be partitioned, or where that is unknown."""
+        """MIG menu of the type; None where it cannot be partitioned, or where that is unknown."""
         return menu_for(self.name)
 
     def peak_flops(self, precision: str) -> float:
@@ -166,10 +166,10 @@ GPU_TYPES = (
 
 
 def gpu_facts(name: str) -> GpuTypeFacts:
-    """A GPU type as the driver, a cloud or a benchmark names it: ``NVIDIA H100 80GB HBM3``, ``h100_sxm``, ``H100``.
+    """Find a GPU type by a driver's, cloud's or benchmark's name: ``NVIDIA H100 80GB HBM3``, ``h100_sxm``, ``H100``.
 
     Raises:
-        ConfigError: The catalog has none of that name; the nearest ones are offered.
+        ConfigError: The catalog has no GPU type of that name; the hint names the nearest ones.
     """
     wanted = _plain(name)
     for facts in GPU_TYPES:

@@ -1,4 +1,4 @@
-"""Nouns of a plan for language models: which model, on how many GPUs of which type, with how many requests at once."""
+"""Plans for language models: which model, on how many GPUs of which type, with how many requests at once."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class LanguageReplicas:
     """Equal replicas of one variant on one GPU type.
 
     Attributes:
-        service: The service they answer.
-        model, precision: What runs.
+        service: The service they serve.
+        model, precision: The model and the precision of its weights.
         quality_ratio: The user's quality score of that variant; None where none is stated.
         gpu: GPU type, as the fleet calls it.
         gpus: GPUs of one replica.
@@ -64,10 +64,10 @@ class LanguageReplicas:
         host_w: Host power charged to one replica's GPUs, W.
         usd_per_hour: Price of one replica.
         energy_per_token_j: Joules of GPUs and host an output token.
-        parts: SLOs with what is predicted.
+        parts: Predictions compared with the SLOs.
         basis: ``measured``, ``fitted`` or ``transferred``.
-        error_ratio: Relative error of the joules a token that two of three rows left out alike stayed within.
-        simulated_s: By SLO, what one replica's simulation gave on a truth with noise, s; empty without one.
+        error_ratio: Relative error of the joules a token that two of three rows, left out alike, stayed within.
+        simulated_s: By SLO, the latency in one replica's simulation with noise, s; empty without a simulation.
     """
 
     service: str
@@ -107,12 +107,12 @@ class LanguageReplicas:
 
     @property
     def total_w(self) -> float:
-        """Power of all of them, hosts included, W."""
+        """Power of all replicas, hosts included, W."""
         return self.count * (self.power_w + self.host_w)
 
     @property
     def total_usd_per_hour(self) -> float:
-        """Price of all of them."""
+        """Price of all replicas."""
         return self.count * self.usd_per_hour
 
 
@@ -120,8 +120,8 @@ class PlannedEngine(NamedTuple):
     """An engine of a plan, as it is started.
 
     Attributes:
-        service: The service it answers.
-        model, precision: What runs.
+        service: The service it serves.
+        model, precision: The model and the precision of its weights.
         gpus: GPUs of one replica, over which the model is spread (tensor parallelism).
         max_num_seqs: Requests one replica runs at once.
         replicas: How many of them.
@@ -136,13 +136,13 @@ class PlannedEngine(NamedTuple):
 
 
 class ServedModel(NamedTuple):
-    """A server's report of what it runs.
+    """A server's report of its configuration.
 
     Attributes:
-        models: Its models, by every name it gives; empty where it does not say.
-        gpus: Over how many GPUs the model is spread; None where it does not say.
-        max_num_seqs: Requests it runs at once; None where it does not say.
-        precision: Of its weights, as it calls it; empty where it does not say.
+        models: Every name that it reports for its models; empty where it reports none.
+        gpus: Number of GPUs over which the model is spread; None where not reported.
+        max_num_seqs: Requests it runs at once; None where not reported.
+        precision: Precision of its weights, as the server names it; empty where not reported.
     """
 
     models: tuple[str, ...] = ()
@@ -157,8 +157,8 @@ _DTYPES = frozenset({"bfloat16", "float16", "float32"})
 def vllm_command(model: str, precision: str, gpus: int, max_num_seqs: int) -> str:
     """Command that starts a replica with vLLM, as a line for a shell.
 
-    Weights of 8 bits are made by the engine, unless the model's name says that they are so already. Other precisions
-    are those of the model's files, so the line says nothing of them.
+    For ``fp8`` the engine quantises the weights, unless the model's name states that they are ``fp8`` already. Other
+    precisions, except those that ``--dtype`` names, are those of the model's files and are not in the line.
     """
     words = ["vllm", "serve", model, "--tensor-parallel-size", str(gpus), "--max-num-seqs", str(max_num_seqs)]
     if precision in _DTYPES:
@@ -169,12 +169,12 @@ def vllm_command(model: str, precision: str, gpus: int, max_num_seqs: int) -> st
 
 
 class LanguageAlternative(NamedTuple):
-    """The best a variant on a GPU type can do for a service.
+    """The best configuration of a variant on a GPU type for a service.
 
     Attributes:
-        service, model, precision, gpu: What it is.
-        gpus: GPUs in all; 0 where it is infeasible.
-        power_w, usd_per_hour: In all.
+        service, model, precision, gpu: The service, the variant and the GPU type.
+        gpus: Total number of GPUs; 0 where it is infeasible.
+        power_w, usd_per_hour: Total power and price.
         energy_per_token_j: Joules an output token.
         reason: Why it is infeasible; empty where it is feasible.
     """
@@ -203,12 +203,12 @@ class LanguageBound(NamedTuple):
 
 
 class CandidateReplica(NamedTuple):
-    """A replica that could be planned, as a line below its objective.
+    """A replica that could be planned, as a linear lower bound of its objective.
 
     Attributes:
-        service, model, precision, gpu, gpus, max_num_seqs: What it is.
-        rate_rps: Greatest rate of it within the SLOs.
-        fixed: Objective of one that stands.
+        service, model, precision, gpu, gpus, max_num_seqs: The replica's configuration.
+        rate_rps: Highest rate of it within the SLOs.
+        fixed: Objective of one replica, without its requests.
         per_rps: Objective of a request a second.
     """
 
@@ -227,7 +227,7 @@ class LooserLimit(NamedTuple):
     """Saving of a looser SLO or quality, in fractions of replicas.
 
     Attributes:
-        service: Whose.
+        service: The service.
         what: ``ttft``, ``itl``, ``answer`` (s) or ``quality`` (ratio).
         now, then: The limit as it is, and the looser one.
         saves: Objective, at least, by the prices; by the candidates that come nearest to being chosen.
@@ -246,17 +246,17 @@ class LooserLimit(NamedTuple):
 class LanguageCertificate:
     """Prices that prove a bound: no replica serves requests for less than they are worth.
 
-    With ``rate_rps * (demand_price - per_rps) <= fixed + gpus * pool_price`` for every candidate, no plan has less than
-    the rates at their prices, less the GPUs there are at theirs.
+    If ``rate_rps * (demand_price - per_rps) <= fixed + gpus * pool_price`` for every candidate, no plan's objective is
+    below the value of the rates at their prices, minus that of the available GPUs at theirs.
 
     Attributes:
-        relaxed: That bound.
+        relaxed: The proven bound.
         demand_price: Objective of one more request a second, by service.
-        pool_price: What one more GPU would save, by type; 0 for types without a limit.
+        pool_price: Saving of one more GPU, by type; 0 for types without a limit.
         rates_rps: Requests a second, by service.
-        available: GPUs there are, by type; types without a limit are not in it.
-        candidates: Every one that no other replaces.
-        looser: What looser limits would save.
+        available: Available GPUs, by type; types without a limit are not in it.
+        candidates: Every candidate that no other one replaces.
+        looser: Savings of looser limits.
     """
 
     relaxed: float
@@ -274,17 +274,17 @@ class LanguagePlan:
 
     Attributes:
         objective: ``carbon`` (grams an hour), ``energy`` (W) or ``cost`` (dollars an hour).
-        replicas: What runs.
+        replicas: The replicas that run.
         bound: Lower bound on the objective.
-        candidates: How many combinations of variant, GPU type, GPUs and limit were within their SLO.
+        candidates: Number of combinations of variant, GPU type, GPUs and limit that were within their SLO.
         alternatives: The best of each variant and GPU type.
         g_per_kwh: Carbon intensity; None where the site names none.
         pue: Facility energy per IT energy.
         source: Where the measured runs come from.
-        notes: What was assumed, in words.
+        notes: Assumptions, as text.
         policy: Name of the planner.
         quality: Always modelled.
-        certificate: Prices that prove the bound of the relaxation; None where none were worked out.
+        certificate: Prices that prove the bound of the relaxation; None where none were computed.
     """
 
     objective: str
@@ -307,7 +307,7 @@ class LanguagePlan:
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return sum(each.count * each.gpus for each in self.replicas)
 
     @property
@@ -327,7 +327,7 @@ class LanguagePlan:
 
     @property
     def objective_value(self) -> float:
-        """The objective, in its unit."""
+        """Value of the objective, in its unit."""
         return {
             "carbon": self.carbon_g_per_hour or 0.0,
             "energy": self.power_w,

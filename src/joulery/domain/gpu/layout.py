@@ -1,4 +1,4 @@
-"""The layout of one device, its partition and the variant on each piece: the unit that policies choose."""
+"""The layout of one device: its partition and the variant on each slice. Policies choose layouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.serving.service import Slice
 
 SliceAssignment = Mapping[tuple[Slice, ...], tuple[tuple[Slice, str], ...]]
-"""The slices of a cut, sorted, to the same slices each with its GPU."""
+"""Mapping from the sorted slices of a partition to the same slices, each with its GPU."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,15 +54,15 @@ class Layout:
         return tuple(item.slice for item in self.instances)
 
     def names(self) -> list[str]:
-        """JSON-ready: ``["lite2 on cpu:1", "lite0 on cpu:1"]``."""
+        """The instances as JSON-ready texts: ``["lite2 on cpu:1", "lite0 on cpu:1"]``."""
         return [str(item) for item in self.instances]
 
     @classmethod
     def parse(cls, names: Iterable[str]) -> Layout:
-        """The layout whose :meth:`names` these are.
+        """Parse a layout from its :meth:`names`.
 
         Raises:
-            DataError: They are no names of instances.
+            DataError: A text is not the name of an instance, or there are none.
         """
         try:
             pairs = [str(name).rsplit(" on ", 1) for name in names]

@@ -1,4 +1,4 @@
-"""Nouns of a layout plan: which model variants run on which MIG slices of how many GPUs (presets columns, clover)."""
+"""Layout plans: which model variants run on which MIG slices of how many GPUs (presets columns, clover)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LayoutInstance(NamedTuple):
 
     Attributes:
         slice: MIG profile, such as ``2g.10gb``.
-        service, variant: What runs there.
+        service, variant: The service and its variant on the slice.
     """
 
     slice: str
@@ -24,14 +24,14 @@ class LayoutInstance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedLayout:
-    """Equal GPUs of a layout plan.
+    """A group of equal GPUs in a layout plan.
 
     Attributes:
         gpu: GPU type.
-        clock_mhz: Their clock; None where the plan leaves it alone.
-        count: How many there are.
-        instances: What runs on the slices of each.
-        usd_per_hour: Price of one.
+        clock_mhz: Their clock; None where the plan does not set it.
+        count: Number of these GPUs.
+        instances: The instances on the slices of each GPU.
+        usd_per_hour: Price of one GPU.
     """
 
     gpu: str
@@ -72,7 +72,7 @@ class LayoutService:
         saving_ratio: Joules saved against the baseline.
         saving_same_gpus_ratio: The same if every GPU of the baseline stayed powered.
         objective: Eq. 3 of Clover; None where the service does not weigh carbon.
-        baseline: What it is compared with.
+        baseline: The baseline it is compared with.
     """
 
     service: str
@@ -107,7 +107,7 @@ class PoolOfSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayoutBound:
-    """A proof of how much better any layout plan could be.
+    """Proven lower bounds on the cost of any layout plan.
 
     Attributes:
         cost_w, gap_ratio: No plan costs less within the closed-form queue model; the gap as a ratio of the plan's cost.
@@ -129,13 +129,13 @@ class LayoutPlan:
         layouts: The GPUs that are on, equal ones counted.
         services: Every service.
         gpus_off: GPUs of the baselines that are switched off.
-        cost_w: Objective: watts, plus what lost accuracy is worth.
+        cost_w: Objective: watts, plus the value of lost accuracy.
         idle_w: Idle power of the GPUs that are on.
         g_per_kwh: Carbon intensity planned for; None where no service weighs carbon.
         bound: Lower bound; None where the policy proves none.
         boxes, trials: Relaxations solved and plans simulated in the search.
         by_gpus: The best plan found for each number of GPUs.
-        quality: Where its figures come from.
+        quality: Origin of its figures.
     """
 
     policy: str
@@ -168,6 +168,6 @@ class LayoutPlan:
 
     @property
     def binding(self) -> Binding | None:
-        """The service whose latency is nearest to its limit; no single GPU, for its instances pull from one queue."""
+        """The service whose latency is nearest to its limit; it names no GPU, because instances share one queue."""
         found = [Binding(each.service, None, "latency", 1 - each.latency_s / each.limit_s) for each in self.services]
         return min(found, key=lambda each: each.slack_ratio, default=None)

@@ -1,8 +1,8 @@
 """MIG menus of NVIDIA GPUs: the profiles of a menu and the partitions they allow.
 
-A MIG partition is a sequence of profiles; the order is the one in which the instances are created and says where they
-lie on the chip. What runs on them does not depend on the order: partitions with the same multiset of profiles are equal
-to everything but the driver.
+A MIG partition is a sequence of profiles. The order is the order of creation and determines where the instances lie on
+the chip. What runs on the instances does not depend on it: partitions with the same multiset of profiles differ only
+for the driver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MigProfile:
     """One kind of hardware slice.
 
     Attributes:
-        name: As the driver calls it (``3g.20gb``).
+        name: The driver's name of the profile (``3g.20gb``).
         compute_slices: Seventh parts of the SMs.
         memory_slices: Eighth parts of the memory system.
         memory_bytes: Memory of the slice.
@@ -78,7 +78,7 @@ class MigMenu:
         """The profile called ``name``.
 
         Raises:
-            ConfigError: The menu has none of that name.
+            ConfigError: The menu has no profile of that name.
         """
         for profile in self.profiles:
             if profile.name == name:
@@ -89,7 +89,7 @@ class MigMenu:
 
     @property
     def multisets(self) -> tuple[tuple[str, ...], ...]:
-        """The partitions that differ in what they hold, each as profile names, largest first, in order of the menu."""
+        """The partitions with different profiles, each as profile names, largest first, in order of the menu."""
         order = {profile.name: index for index, profile in enumerate(self.profiles)}
         found = dict.fromkeys(tuple(sorted(partition, key=order.__getitem__)) for partition in self.partitions)
         return tuple(found)
@@ -102,7 +102,7 @@ class MigMenu:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MigPlace:
-    """Place of an instance.
+    """Place of a MIG instance on its GPU.
 
     Attributes:
         profile: Name of its profile.
@@ -123,11 +123,11 @@ class MigTransition:
     """Steps and time of a change to another partition of a GPU.
 
     Attributes:
-        kept, destroyed, created: Instances by what would happen to them.
+        kept, destroyed, created: Instances that the change would keep, destroy and create.
         mode_change: True where MIG mode itself has to change, for which the whole GPU must be idle.
-        busy_pids: Processes that stand in the way now.
-        seconds: How long it would take, s.
-        measured: True where that follows from changes of this very device; False where it is assumed.
+        busy_pids: Processes that prevent the change now.
+        seconds: Expected duration of the change, s.
+        measured: True where the duration follows from earlier changes of the same device; False where it is assumed.
     """
 
     kept: tuple[MigPlace, ...]
@@ -146,17 +146,17 @@ def find_places(
     keep: Sequence[MigPlace] = (),
     used: Sequence[MigPlace] = (),
 ) -> tuple[MigPlace, ...] | None:
-    """Places for instances that do not overlap, as many as possible where one of that profile lies already.
+    """Find places for instances without overlap, reusing as many present places of the same profiles as possible.
 
     Args:
         wanted: Names of profiles, repeated as often as wanted.
         profiles: The menu, with ``starts``.
         compute_slices: Compute slices of the GPU.
-        keep: What lies there now.
-        used: Which of those are in use: to keep one of them is worth more than to keep any number of others.
+        keep: The places of the present instances.
+        used: Those of them that are in use: keeping one of these has priority over keeping any number of others.
 
     Returns:
-        One place an instance, by start; None where they do not fit.
+        One place for each instance, sorted by start; None where they do not fit.
 
     Raises:
         KeyError: A profile is not on the menu.
@@ -175,7 +175,7 @@ def find_places(
         return len(in_use & set(places)), len(present & set(places))
 
     def search(index: int, taken: frozenset[int], chosen: tuple[MigPlace, ...]) -> bool:
-        """Try every way to go on; True once nothing better can come."""
+        """Try every place for the next instance; True once no better result is possible."""
         if index == len(pieces):
             if not best or kept(chosen) > kept(best[0]):
                 best[:] = [chosen]
@@ -194,7 +194,7 @@ def find_places(
 
 
 def _seven_slices(gpu: str, sizes: str, source: str) -> MigMenu:
-    """A GPU cut as an A100 is, its profiles named from the largest to the smallest."""
+    """The menu of a GPU with an A100's partitions; ``sizes`` names its profiles from the largest to the smallest."""
     names = sizes.split()
     shapes = ((7, 8, (0,)), (4, 4, (0,)), (3, 4, (0, 4)), (2, 2, (0, 2, 4)), (1, 1, (0, 1, 2, 3, 4, 5, 6)))
     profiles = tuple(
@@ -235,12 +235,12 @@ A100_40GB = _seven_slices(
     "the 19 configurations of Clover (Li et al., SC'23, Fig. 1), in the order of creation of its artifact v1.0; "
     "slice sizes: NVIDIA Multi-Instance GPU User Guide, A100-SXM4-40GB",
 )
-"""Configurations 1 to 19 of the Clover paper; 14 of them differ in what they hold."""
+"""Configurations 1 to 19 of the Clover paper; 14 of them are different multisets of profiles."""
 A100_80GB = _seven_slices("A100-80GB", "7g.80gb 4g.40gb 3g.40gb 2g.20gb 1g.10gb", f"{_GUIDE}, A100-SXM4-80GB")
 H100_80GB = _seven_slices("H100-80GB", "7g.80gb 4g.40gb 3g.40gb 2g.20gb 1g.10gb", f"{_GUIDE}, H100-SXM5-80GB")
 H200_141GB = _seven_slices("H200-141GB", "7g.141gb 4g.71gb 3g.71gb 2g.35gb 1g.18gb", f"{_GUIDE}, H200-SXM5-141GB")
 B200_180GB = _seven_slices("B200-180GB", "7g.180gb 4g.90gb 3g.90gb 2g.45gb 1g.23gb", f"{_GUIDE}, B200-SXM6-180GB")
-"""The same nineteen cuts: these GPUs are sliced alike, their slices are larger."""
+"""The same nineteen partitions: these GPUs are partitioned alike, with larger slices."""
 A30_24GB = MigMenu(
     gpu="A30-24GB",
     compute_slices=4,
@@ -260,11 +260,11 @@ A30_24GB = MigMenu(
     source=f"{_GUIDE}, A30",
 )
 MENUS = (A100_40GB, A100_80GB, H100_80GB, H200_141GB, B200_180GB, A30_24GB)
-"""Every GPU whose cuts are known here."""
+"""The menu of every GPU type whose partitions are known."""
 
 
 def menu_for(name: str) -> MigMenu | None:
-    """The menu of a GPU as the driver names it (``NVIDIA A100-SXM4-40GB``) or as it is called here; None for others."""
+    """Find a GPU's menu by the driver's name (``NVIDIA A100-SXM4-40GB``) or the menu's own; None for other GPUs."""
     words = name.upper().replace("-", " ").split()
     for menu in MENUS:
         model, memory = menu.gpu.upper().split("-")

@@ -1,4 +1,4 @@
-"""Optimality of a joint plan: its objective, the bound, and the certificate with which anyone can check it."""
+"""Optimality of a joint plan: its objective, its bound, and the certificate with which the bound can be checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PlanObjective:
         per_usd: Value of a dollar an hour.
         g_per_kwh: Carbon intensity, g/kWh; None where none is known.
         pue: Watts of the site for each watt of the GPUs and their hosts.
-        embodied_g_per_hour: Grams an hour that each powered GPU has cost to make, as stated.
+        embodied_g_per_hour: Embodied grams an hour of each powered GPU, as stated.
         per_gpu: Value of a powered GPU beside its watts and its price.
     """
 
@@ -54,7 +54,7 @@ def objective_of(
     pue: float = 1.0,
     embodied_g_per_hour: float = 0.0,
 ) -> PlanObjective:
-    """The objective of a name, or of weights.
+    """Create an objective from its name or from weights.
 
     Args:
         name: ``energy`` (W), ``cost`` (USD/h), ``carbon`` (g/h), or weights: dollars per kWh under ``energy``, per
@@ -64,7 +64,7 @@ def objective_of(
         embodied_g_per_hour: Grams an hour of each GPU.
 
     Raises:
-        ConfigError: No such objective, weights that weigh nothing, or grams without an intensity.
+        ConfigError: The objective is unknown, a value is out of range, all weights are 0, or grams lack an intensity.
     """
     if not 1 <= pue < math.inf:
         raise ConfigError("a power usage effectiveness is a number from 1", got=str(pue))
@@ -130,7 +130,7 @@ class CertifiedInstance(NamedTuple):
     Attributes:
         service, variant: What it serves, with which model.
         capacity_rps: The rate that it is provided for.
-        overhead_w: Power it draws for being there.
+        overhead_w: Power that its presence adds to the GPU, without requests.
         share_ratio, batch: As in the plan.
     """
 
@@ -143,14 +143,14 @@ class CertifiedInstance(NamedTuple):
 
 
 class CertifiedPattern(NamedTuple):
-    """One layout of a GPU that the optimiser knew.
+    """One GPU layout in the optimiser's set of patterns.
 
     Attributes:
         type: GPU type.
         clock_mhz: Its clock.
         standing_w: Power of the idle board and its host.
         planned: How many of them the plan has.
-        instances: What is on it.
+        instances: Its instances.
     """
 
     type: str
@@ -197,7 +197,7 @@ class CertifiedSlice(NamedTuple):
 
 
 class CertifiedCut(NamedTuple):
-    """One way to cut a GPU type at a clock.
+    """One MIG partition of a GPU type at a clock.
 
     Attributes:
         type, clock_mhz: The GPU.
@@ -217,39 +217,39 @@ class CertifiedCut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanCertificate:
-    """Everything with which a bound can be checked by others.
+    """All data with which a plan's bound can be checked independently.
 
     The prices prove ``Σ demand_price · rate - power_price · cap - Σ pool_price · available``. It holds when no layout
     of a GPU that fits is worth more than it costs at these prices, where a request a second of a service's variant is
-    worth ``max(0, demand_price + accuracy_price · (accuracy - floor) - (per_w + power_price) · joules)``. A cut GPU is
-    worth the sum, over its slices, of the best that may run on each.
+    worth ``max(0, demand_price + accuracy_price · (accuracy - floor) - (per_w + power_price) · joules)``. A partitioned
+    GPU is worth the sum, over its slices, of the best choice for each.
 
     Attributes:
         objective: What is minimised.
         value: Value of the plan.
-        bound: No plan within the choices has less: what the prices prove or, where GPUs are cut and branch and bound
-            over every choice of a better plan proves more, that.
-        method: Within which choices, and what proves it.
+        bound: Lower bound on the value of any plan within the choices. The prices prove it or, for partitioned GPUs,
+            branch and bound over every choice of a better plan where that proves a higher bound.
+        method: The choices that the bound covers, and what proves it.
         optimal: Whether the plan is proven to be optimal, to the solver's tolerance: every layout that a better plan
-            could have was known when whole numbers were solved for.
+            could have was known when the integer problem was solved.
         power_w: Predicted power of all GPUs and hosts.
         demand_price: By service: what one more request a second costs.
         accuracy_price: By service: what one request a second costs for each unit of accuracy its floor is higher.
-        pool_price: By GPU type: what one GPU more would save.
-        power_price: What a watt more under the cap would save.
+        pool_price: By GPU type: saving of one more GPU.
+        power_price: Saving of one more watt under the cap.
         rates_rps, floors_ratio: Demand and accuracy floor by service.
-        available: GPUs there are, by type; None for as many as wanted.
-        power_cap_w: The cap; None for none.
-        carbon_cap_g_per_hour: Grams an hour that the watts of the cap are worth, where grams are what is capped.
+        available: Available GPUs by type; None for no limit.
+        power_cap_w: The power cap; None without a cap.
+        carbon_cap_g_per_hour: The carbon cap that corresponds to ``power_cap_w``; None where grams are not capped.
         costs: Joules by service, variant, type and clock.
         patterns: Layouts known at the end, those of the plan first.
-        slices: Everything that may run on a slice; empty where no GPU can be cut.
-        cuts: Every way to cut a GPU.
-        relaxed: What the prices prove; NaN where that is the bound.
+        slices: Every choice for a slice; empty where no GPU can be partitioned.
+        cuts: Every MIG partition of a GPU.
+        relaxed: The bound that the prices prove; NaN where it is ``bound``.
         alike: Names of services that were planned as one kind: ``costs`` and ``patterns`` name the first of them, and
             an instance may serve any. Their prices are equal.
-        limit_reached: Whether the solver of whole numbers ended at its limit of branchings or seconds: the plan is the
-            best one found until then, and further search may close more of the gap.
+        limit_reached: Whether the integer solver ended at its limit of branchings or seconds: the plan is the best one
+            found until then, and further search may close more of the gap.
     """
 
     objective: PlanObjective
@@ -277,7 +277,7 @@ class PlanCertificate:
 
     @property
     def carbon_price(self) -> float:
-        """Saving from a gram an hour more under the carbon cap; 0 where grams are not capped."""
+        """Saving of one more gram an hour under the carbon cap; 0 where grams are not capped."""
         if self.carbon_cap_g_per_hour is None or self.power_cap_w is None:
             return 0.0
         return self.power_price * self.power_cap_w / self.carbon_cap_g_per_hour

@@ -1,4 +1,4 @@
-"""Pipeline plans, of models cut into stages: services, their parts, the GPUs they share and their clocks."""
+"""Pipeline plans of models divided into stages: services, their parts, the GPUs they share and their clocks."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class PipelineGpu:
         clock_mhz: The static clock of least energy within the SLOs.
         clock_max_mhz: Its highest clock.
         clock_floor_mhz: The lowest clock at which a request that need not wait is in time: a governor's lower bound.
-        clock_ceiling_mhz: The clock above which nothing here gets faster to speak of: a governor's upper bound.
+        clock_ceiling_mhz: The clock above which nothing here gets noticeably faster: a governor's upper bound.
         power_w: Mean board power at the planned clock.
         full_power_w: Mean board power at the highest clock.
         busy_ratio: Share of the time it works, at the planned clock.
         memory_bytes: Memory for models.
-        parts: What runs on it.
+        parts: The stages that run on it.
     """
 
     type: str
@@ -72,7 +72,7 @@ class PipelineGpu:
 
     @property
     def free_bytes(self) -> float:
-        """Memory that is left."""
+        """Memory that no part takes."""
         return self.memory_bytes - math.fsum(part.memory_bytes for part in self.parts)
 
 
@@ -89,7 +89,7 @@ class PlannedService:
         latency_s: Latency of a request that need not wait, at the planned clocks of its first replica.
         clusters: Operator clusters of the model.
         score: Sensitivity of the model to the clock.
-        replicas, stages, shards: How it runs.
+        replicas, stages, shards: Number of replicas, stages of each, and GPUs that share a stage.
     """
 
     workload: str
@@ -116,8 +116,8 @@ class PipelinePlan:
         services: Every service.
         violations: SLO violations that are predicted.
         quality: Of the clock profiles behind it, the weakest.
-        grouping: How the fleet is cut, in words.
-        placement: Which of the placements tried was taken, and why.
+        grouping: Division of the fleet into groups, as text.
+        placement: The placement that was chosen among those tried, and the reason.
         scatter: Spread of sensitivity within devices, weighted by load: 0 when each is homogeneous.
         simulated_requests: Requests simulated in the search.
     """

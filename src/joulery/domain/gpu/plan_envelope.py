@@ -1,9 +1,9 @@
-"""Joint plans over a price and a load, made once and looked up: which plan is best here.
+"""Envelopes: joint plans over a price and a load that are made once, and the look-up of the best one.
 
-At one load a plan's cost is a line in the price, and the least of all lines is the best plan that is known. A plan for
-a higher load serves a lower one, its requests in proportion, so a look-up takes the least line among the plans for the
-load asked for and above. What it finds can be run, so it is never below the best plan there is; it rises with the load,
-and in the price it is concave.
+At one load a plan's cost is a line in the price, and the lowest of all lines belongs to the best known plan. A plan for
+a higher load also serves a lower one, with its requests in proportion, so a look-up takes the lowest line among the
+plans for the requested load and above. The plan found can be run, so its cost is never below that of the best plan
+there is. The cost rises with the load and is concave in the price.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from joulery.domain.gpu.provisioning import PlannedGpu
 from joulery.domain.quality import Quality
 
 _SAME = 1e-9
-"""Loads that differ by less, as a ratio, are one."""
+"""Loads that differ by a smaller ratio count as equal."""
 
 
 class PriceAxis(NamedTuple):
-    """Priced quantity, and the other costs of a plan.
+    """The quantity that has a price, and the other costs of a plan.
 
     Attributes:
         what: ``carbon``, in dollars a kilogram, or ``energy``, in dollars a kWh.
@@ -56,7 +56,7 @@ class PriceAxis(NamedTuple):
         """The objective at a price, in dollars an hour.
 
         Raises:
-            ConfigError: The price is no number from 0, or carbon has no intensity.
+            ConfigError: The price is not a number from 0, or carbon has no intensity.
         """
         if not 0 <= price < math.inf:
             raise ConfigError(f"a price of {self.what} is a number from 0", got=str(price), expected=self.unit)
@@ -75,7 +75,7 @@ class EnvelopePlan(NamedTuple):
         name: Its name within the envelope.
         load: The highest load that it serves, as a ratio of the site's rates.
         price: The price at which it was found.
-        bound: What no plan costs less than at the load it was made for, at that price.
+        bound: Lower bound of the cost of any plan, at that price and the load it was made for.
         gpus: The plan, at the highest load.
         made_load: The load it was made for, where that is lower than the highest that it serves; 0 for the highest.
     """
@@ -94,7 +94,7 @@ class EnvelopePlan(NamedTuple):
 
     @property
     def requests_w(self) -> float:
-        """Power that follows the load, at the plan's own."""
+        """Power that is proportional to the load, at the plan's own load."""
         return math.fsum(each.requests_w for gpu in self.gpus for each in gpu.instances)
 
     @property
@@ -114,12 +114,12 @@ class EnvelopePlan(NamedTuple):
         return self.power_w - self.requests_w * (1 - load / self.load)
 
     def at(self, load: float) -> tuple[PlannedGpu, ...]:
-        """The GPUs at a lower load: every instance gets as many fewer requests."""
+        """The GPUs at a lower load: every instance gets proportionally fewer requests."""
         ratio = load / self.load
         return tuple(_scaled(gpu, ratio) for gpu in self.gpus)
 
     def provided_at(self, load: float) -> tuple[PlannedGpu, ...]:
-        """The GPUs with every instance provided for the same part of its service's rate at another load."""
+        """The GPUs at another load, with every instance provided for the same share of its service's rate."""
         ratio = load / self.load
         return tuple(
             replace(
@@ -145,9 +145,9 @@ class EnvelopeError(NamedTuple):
     """Largest excess cost of a look-up over the best plan, between two loads.
 
     Attributes:
-        from_load, to_load: Above the one, up to the other.
-        price: Where it is farthest.
-        error_ratio: Cost of a look-up over the least that a plan may cost, less 1, where that is greatest.
+        from_load, to_load: The loads: above the first, up to the second.
+        price: Price at which the error is greatest.
+        error_ratio: Greatest ratio of a look-up's cost to the least that a plan may cost, minus 1.
     """
 
     from_load: float
@@ -161,14 +161,14 @@ class ErrorTable(NamedTuple):
 
     Attributes:
         edges: Loads between which the same plans serve, in increasing order, float64[n + 1].
-        ratios: Between each two of them, cost over the least that a plan may cost, less 1, float64[n, prices].
+        ratios: Between each two of them, cost over the least that a plan may cost, minus 1, float64[n, prices].
     """
 
     edges: FloatArray
     ratios: FloatArray
 
     def part_within(self, ratio: float) -> float:
-        """Of all loads and prices, evenly in the load and over the prices, the part where no look-up is farther off."""
+        """Share of all loads and prices, each weighted evenly, at which no look-up exceeds an error ratio."""
         widths = np.diff(self.edges)
         return float((widths @ (self.ratios <= ratio)).sum() / (widths.sum() * self.ratios.shape[1]))
 
@@ -177,8 +177,8 @@ class Regret(NamedTuple):
     """Bounds of a look-up's excess cost over the best plan there is, as a ratio of that plan's cost.
 
     Attributes:
-        known_ratio: As far as the plans made at the points of the envelope are the best there are.
-        proven_ratio: By the bounds proven there: more than this it never is, within the predictor and the choices.
+        known_ratio: The bound if the plans made at the points of the envelope are the best there are.
+        proven_ratio: The bound that is proven there: it is never exceeded, within the predictor and the choices.
     """
 
     known_ratio: float
@@ -190,14 +190,14 @@ class Envelope:
     """Plans over a price and a load.
 
     Attributes:
-        axis: What is priced.
+        axis: The priced quantity.
         plans: The plans.
         prices: Prices for which it was made, from the lowest to the highest.
         loads: Loads for which it was made, in increasing order.
-        site: What it was made for, in words that a later run compares.
+        site: Text that identifies what it was made for; a later run compares it.
         quality: How well the coefficients behind it are known.
         least_requests_w: Watts that the requests of load 1 take at least, whatever the plan.
-        points: Where plans were made, those included that are best nowhere.
+        points: The points where plans were made, including those of plans that are best nowhere.
     """
 
     axis: PriceAxis
@@ -243,8 +243,8 @@ class Envelope:
         """The best known plan for a price and a load, and its cost there, in dollars an hour.
 
         Raises:
-            ConfigError: The price or the load is no number from 0.
-            InfeasibleError: The load is above all that it was made for.
+            ConfigError: The price is not a number from 0, or the load is not a number above 0.
+            InfeasibleError: The load is above every load that the envelope was made for.
         """
         if not (0 <= price < math.inf and 0 < load < math.inf):
             raise ConfigError("a look-up needs a price from 0 and a load above 0", got=f"price {price}, load {load}")
@@ -262,7 +262,7 @@ class Envelope:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """Gap of the bound of each point that has one below a look-up there, as a ratio; the nearest first."""
+        """Gaps between the look-up and the bound at each point with a bound above 0, as ratios; the smallest first."""
         found = []
         for load, price, bound in self.planned:
             if bound <= 0:
@@ -278,19 +278,19 @@ class Envelope:
 
     @property
     def planned(self) -> tuple[PlannedPoint, ...]:
-        """The points; those of the plans alone where an older file names no others."""
+        """The points where plans were made; those of the plans where an older file names no points."""
         return self.points or tuple(
             PlannedPoint(each.made_load or each.load, each.price, each.bound) for each in self.plans
         )
 
     @cached_property
     def _known(self) -> Floors:
-        """Least cost of plans, as far as the best ones known at the points are the best there are."""
+        """Least cost of plans, if the best plans known at the points are the best there are."""
         return self._floors({point: float(self.costs(point.price, point.load)[1].min()) for point in self.planned})
 
     @cached_property
     def _proven(self) -> Floors:
-        """Least cost of plans: proven."""
+        """Least cost of plans, from the proven bounds."""
         return self._floors({point: point.bound for point in self.planned})
 
     def _floors(self, least: Mapping[PlannedPoint, float]) -> Floors:
@@ -319,7 +319,7 @@ class Envelope:
         return Regret(_above(cost, known), _above(cost, proven))
 
     def errors(self) -> tuple[EnvelopeError, ...]:
-        """Between each two loads, how far a look-up may be above the best plan known; the farthest first."""
+        """Largest excess cost of a look-up over the best plan known, between each two loads; the largest first."""
         table = self.error_table()
         found = []
         for low, high in itertools.pairwise(self.loads):
@@ -362,7 +362,7 @@ class Envelope:
         return ErrorTable(edges, ratios)
 
     def frontier(self, load: float) -> tuple[tuple[EnvelopePlan, float, float], ...]:
-        """Plans that are best at some price for a load, each with the prices from and up to which it is."""
+        """Plans that are best at some price for a load, each with the lowest and highest price at which it is best."""
         prices = _breaks(self, load)
         found: list[tuple[EnvelopePlan, float, float]] = []
         for low, high in itertools.pairwise(prices):
@@ -375,14 +375,14 @@ class Envelope:
 
 
 def _above(cost: float, least: float) -> float:
-    """Excess of a cost over the least there may be, as a ratio; infinite above 0."""
+    """Excess of a cost over its lower bound, as a ratio; infinite for a cost above a bound of 0."""
     if least > 0:
         return max(0.0, cost / least - 1)
     return 0.0 if cost <= 0 else math.inf
 
 
 def _apart(loads: Sequence[float]) -> list[float]:
-    """Loads in increasing order, those left out that are the same as one before."""
+    """Loads in increasing order, without those that count as equal to the one before."""
     found: list[float] = []
     for load in loads:
         if not found or load > found[-1] * (1 + 2 * _SAME):
@@ -395,7 +395,7 @@ def _farthest(error: EnvelopeError) -> tuple[float, float]:
 
 
 def _breaks(envelope: Envelope, load: float) -> list[float]:
-    """Prices between which one plan is best, found by cutting in two where the best plans of both ends differ."""
+    """Prices between which one plan is best, found by dividing intervals whose ends have different best plans."""
     ends = [envelope.prices[0], envelope.prices[-1]]
     if ends[1] <= ends[0]:
         return [ends[0], ends[0] * (1 + _SAME) + _SAME]

@@ -1,7 +1,8 @@
 """Moves from one plan of shares to the next: which instances are started, stopped, or change their share or batch.
 
-A move costs a process: 5 to 20 s behind a standby. A change of the clock is none. GPUs of both plans are paired so that
-the fewest moves result; an instance that goes to another GPU is stopped there and started here, which is two.
+A move restarts a process: 5 to 20 s behind a standby. A change of the clock is not a move. GPUs of both plans are
+paired so that the fewest moves result. An instance that changes its GPU is stopped on one and started on the other,
+which counts as two moves.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class InstanceShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanMoves:
-    """From one plan to the next.
+    """Changes from one plan of shares to the next.
 
     Attributes:
-        started, stopped, changed: Instances.
+        started, stopped, changed: Numbers of instances.
         same_gpu: For each GPU of the new plan the index of the old GPU it continues; None for a further GPU.
         opened, closed: Numbers of GPUs.
-        reclocked: GPUs that go on at another clock.
+        reclocked: Number of GPUs that continue at another clock.
     """
 
     started: int
@@ -56,7 +57,7 @@ def shape_of(each: PlannedInstance) -> InstanceShape:
 
 
 def gpu_moves(old: Sequence[InstanceShape], new: Sequence[InstanceShape]) -> tuple[int, int, int]:
-    """Instances of one GPU that are started, stopped and changed."""
+    """Numbers of instances of one GPU that are started, stopped and changed."""
     before, after = Counter(old), Counter(new)
     left = Counter((each.service, each.model) for each in (before - after).elements())
     come = Counter((each.service, each.model) for each in (after - before).elements())
@@ -65,7 +66,7 @@ def gpu_moves(old: Sequence[InstanceShape], new: Sequence[InstanceShape]) -> tup
 
 
 def moves_between(old: Sequence[PlannedGpu], new: Sequence[PlannedGpu]) -> PlanMoves:
-    """The fewest moves from one plan to the next; GPUs continue GPUs of their type."""
+    """Compute the fewest moves from one plan to the next; a GPU only continues an old GPU of its type."""
     before = [[shape_of(each) for each in gpu.instances] for gpu in old]
     after = [[shape_of(each) for each in gpu.instances] for gpu in new]
     same = _paired(old, new, before, after)
@@ -105,7 +106,7 @@ def _paired(
 
 
 def continued(old: Sequence[PlannedGpu], new: Sequence[PlannedGpu]) -> tuple[PlannedGpu, ...]:
-    """The new plan in the order of the GPUs it continues, with the replica numbers of the instances that go on."""
+    """The new plan in the order of the GPUs it continues, with the replica numbers of the instances it continues."""
     same = moves_between(old, new).same_gpu
     order = sorted(range(len(new)), key=lambda at: (same[at] is None, same[at] or 0, at))
     taken: dict[str, set[int]] = defaultdict(set)
@@ -131,7 +132,7 @@ def continued(old: Sequence[PlannedGpu], new: Sequence[PlannedGpu]) -> tuple[Pla
 
 
 def _instances_that_go_on(old: PlannedGpu | None, new: PlannedGpu) -> list[tuple[int, PlannedInstance]]:
-    """Instances of a GPU by index with what they were: alike first, then of the same model."""
+    """Indices of a GPU's instances that continue an old one, with that one: equal ones first, then of one model."""
     if old is None:
         return []
     left, found = list(old.instances), list[tuple[int, PlannedInstance]]()

@@ -1,4 +1,4 @@
-"""Provisioning plans: services with their SLOs, GPU types, GPUs cut into shares."""
+"""Provisioning plans: services with their SLOs, GPU types, and GPUs divided into shares."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ArrivalKind(StrEnum):
     CONSTANT = "constant"
     """Evenly spaced, as the paper assumes (section 3.1)."""
     POISSON = "poisson"
-    """Independent of one another: many users who do not know each other."""
+    """Independent of one another, as from many unrelated users."""
     GENERAL = "general"
-    """A renewal process known by the variation of its gaps."""
+    """A renewal process, described by the variation of its gaps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Arrivals:
 
     @classmethod
     def general(cls, scv: float) -> Arrivals:
-        """A renewal process whose gaps have this squared coefficient of variation."""
+        """A renewal process whose gaps have a given squared coefficient of variation."""
         return cls(ArrivalKind.GENERAL, scv)
 
 
@@ -63,10 +63,10 @@ class Workload:
         model: Name of its model in the performance profile.
         slo: Its latency SLO.
         rate_rps: Requests a second it must sustain.
-        arrivals: How the requests follow one another.
+        arrivals: Arrival process of the requests.
         memory_bytes: GPU memory that one process of it takes; None where unknown.
-        replicas_min: It has at least so many replicas.
-        spot: Whether it may be on GPUs that their owner can withdraw.
+        replicas_min: Smallest number of replicas.
+        spot: Whether it may run on GPUs that their owner can withdraw.
     """
 
     id: str
@@ -95,7 +95,7 @@ class LatencyParts:
         load_s: Input to the GPU over PCIe.
         schedule_s: Kernels waiting to be launched, neighbours included.
         active_s: Kernels running, cache contention included.
-        throttle_s: What the lowered clock adds to the two above.
+        throttle_s: Time that the lowered clock adds to the two above.
         feedback_s: Result back over PCIe.
     """
 
@@ -125,18 +125,18 @@ class PlannedInstance:
         model: Its model.
         replica: Index of this replica, from 0.
         replicas: How many replicas the service has.
-        rate_rps: The part of the service's demand routed here.
+        rate_rps: The share of the service's demand that is routed here.
         share_ratio: Share of the GPU (MPS active thread share), 0 to 1.
         batch: Batch size; the largest, where requests do not wait for a full batch.
         max_delay_s: How long a request waits for others to fill its batch: infinite for a full batch, 0 for no wait.
         wait_s: Longest wait of evenly spaced requests for a full batch; NaN for random ones.
         parts: Predicted latency of one (full) batch.
-        limit_s: What that latency may be at most to stay within the SLO.
+        limit_s: Highest batch latency that stays within the SLO.
         throughput_rps: Predicted requests a second at saturation (Eq. 2).
         slo_s: The latency SLO.
         accuracy_ratio: Accuracy of its model as stated; NaN where services have no choice of models.
-        overhead_w, requests_w: Mean power it adds to the GPU, for being there and for its requests; NaN where the
-            policy does not plan power.
+        overhead_w, requests_w: Mean power that its presence and its requests add to the GPU; NaN where the policy does
+            not plan power.
         provided_rps: The rate that its share and batch keep within the SLO; NaN where it is ``rate_rps``.
         slice: MIG profile of the slice it has to itself, such as ``3g.40gb``; empty for a share. The latency of a batch
             on a slice was measured as a whole: all of it counts as active.
@@ -185,16 +185,16 @@ class PlannedGpu:
         usd_per_hour: Its price.
         clock_mhz: Predicted clock (Eq. 9).
         clock_max_mhz: The clock without a power cap.
-        demand_w: Power the processes ask for (Eq. 10); above the cap the clock falls instead.
+        demand_w: Power demand of the processes (Eq. 10); above the cap the clock falls instead.
         power_w: Power the board draws: the demand, at most the cap. Where the policy plans power, the mean power of
-            board and host: ``idle_w``, ``host_w`` and what the instances add.
+            board and host: ``idle_w``, ``host_w`` and the power that the instances add.
         instances: The processes, in the order they were placed.
-        clock_set_mhz: The clock to set; None where the policy leaves it alone.
+        clock_set_mhz: The clock to set; None where the policy does not set it.
         idle_w, host_w: Power of the idle board at that clock, and of its host; NaN where the policy plans no power.
         memory_limit_bytes: Memory of the board that processes may take; NaN where unknown.
-        host: Number of its host, from 0; None where the plan does not say.
-        clock_ceiling_mhz: The highest clock that a governor may set; ``clock_max_mhz`` when None. The clock to set is
-            the lowest: the predicted latencies hold from there up.
+        host: Number of its host, from 0; None where the plan does not state it.
+        clock_ceiling_mhz: The highest clock that a governor may set; ``clock_max_mhz`` when None. ``clock_set_mhz`` is
+            the lowest one: the predicted latencies hold from there up.
     """
 
     type: str
@@ -213,20 +213,20 @@ class PlannedGpu:
 
     @property
     def memory_bytes(self) -> float:
-        """Memory of all its processes; NaN where that of one is unknown. On slices, nothing stands by beside them."""
+        """Memory of all its processes, standbys included; NaN where one is unknown. Slices have no standbys."""
         copies = [each.processes * (1 if each.slice else PROCESSES_PER_INSTANCE) for each in self.instances]
         return math.fsum(n * each.memory_bytes for n, each in zip(copies, self.instances, strict=True))
 
     @property
     def clock_bounds_mhz(self) -> tuple[float, float] | None:
-        """The lowest and highest clock for a governor; None where the policy leaves the clock alone."""
+        """The lowest and highest clock for a governor; None where the policy does not set the clock."""
         if self.clock_set_mhz is None:
             return None
         return self.clock_set_mhz, self.clock_max_mhz if self.clock_ceiling_mhz is None else self.clock_ceiling_mhz
 
     @property
     def sliced(self) -> bool:
-        """Whether it is cut into slices, or one model has several processes on all of it."""
+        """Whether the GPU is divided into slices, or one model has several processes on all of it."""
         return any(each.slice and (each.share_ratio < 1 or each.processes > 1) for each in self.instances)
 
     @property
@@ -239,7 +239,7 @@ class PlannedGpu:
 
     @property
     def share_ratio(self) -> float:
-        """Share of the GPU that is given away."""
+        """Share of the GPU that its instances take."""
         return math.fsum(instance.share_ratio for instance in self.instances)
 
 
@@ -281,13 +281,13 @@ class Binding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanBound:
-    """A proof that no plan is cheaper, within the choices that were allowed.
+    """A proven lower bound of the cost of any plan, within the choices that were allowed.
 
     Attributes:
-        gpus: No plan has fewer GPUs (of any of the types).
-        usd_per_hour: No plan costs less.
+        gpus: Least number of GPUs (of any of the types).
+        usd_per_hour: Least cost.
         relaxed_usd_per_hour: The same before rounding up to whole GPUs.
-        method: What proves it.
+        method: Method of the proof.
     """
 
     gpus: int
@@ -301,7 +301,7 @@ class ProvisionPlan:
     """Provisioning plan: services on shares of GPUs, and the predicted result.
 
     Attributes:
-        policy: Which policy made it.
+        policy: Name of the policy.
         gpus: The GPUs, in the order they were opened.
         violations: Predicted SLO violations; empty for a good plan.
         bound: Lower bound, where the policy proves one.

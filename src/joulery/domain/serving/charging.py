@@ -15,13 +15,13 @@ from joulery.domain.serving.engine import EnergyShare
 
 @dataclass(frozen=True, slots=True)
 class ChargeTable:
-    """Charges of the requests of a site, the same in its controller and in each of its gateways.
+    """Watts and carbon intensity to charge a site's requests with, the same in its controller and all gateways.
 
     Attributes:
         active_w: Watts of a busy core by service and variant; under the empty variant for any other.
-        quality: How well they are known, by service.
+        quality: Quality of the watts, by service.
         g_per_kwh: Carbon intensity with the facility's overhead; NaN where it is not known.
-        own_quality: The same by service and variant, where it is another one than the service's.
+        own_quality: Quality of the watts by service and variant, where it differs from the service's.
     """
 
     active_w: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class ChargeTable:
         return EnergyShare(energy_j, carbon_g if math.isfinite(carbon_g) else None, quality)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The table as a JSON-ready object."""
         return {
             "active_w": {service: dict(watts) for service, watts in self.active_w.items()},
             "quality": {service: quality.value for service, quality in self.quality.items()},
@@ -56,7 +56,7 @@ class ChargeTable:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            DataError: It is no such table.
+            DataError: The object is not a table of charges.
         """
         try:
             watts = {

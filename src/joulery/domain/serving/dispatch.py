@@ -1,12 +1,12 @@
-"""The one queue of a service: waiting requests, free replicas, and how they are paired.
+"""The queue of a service: waiting requests, free replicas, and the rule that pairs them.
 
 A first-in-first-out queue from which free replicas pull. The replica that has been idle longest gets the request that
-has waited longest. A replica works on one request at a time (Clover, section 2), or on one batch: with the request come
-those behind it that may be answered together with it (equal ``kind``), up to the replica's ``batch``; fewer only when
-the first of them has waited for ``max_delay_s`` (iGniter, section 2: Triton's dynamic batching). Nothing here waits,
-knows a clock or a socket: its driver reports what happened, then calls ``pull`` until it is None.
+has waited longest. A replica works on one request at a time (Clover, section 2), or on one batch: the request and those
+behind it that may be answered together with it (equal ``kind``), up to the replica's ``batch``; fewer only when the
+first of them has waited for ``max_delay_s`` (iGniter, section 2: Triton's dynamic batching). The queue itself does not
+wait and has no clock or socket: its driver reports events, then calls ``pull`` until it returns None.
 
-A request that loses its replica goes back to its place in the queue once, to be tried alone. The second time it fails.
+A request whose replica dies returns to its place in the queue once, to be tried alone. The second time it fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 MAX_ATTEMPTS = 2
-"""Number of replicas that may die under one request: it is tried again exactly once."""
+"""Number of replicas that may die while they run one request: it is tried again exactly once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class QueueLimit:
     """Limit of a service's queue.
 
     Attributes:
-        waiting: How many requests.
-        wait_s: How long one may have waited when a replica takes it, seconds: a replica would answer it too late.
+        waiting: Largest number of waiting requests.
+        wait_s: Longest time a request may wait for a replica, seconds: after that, a replica would answer too late.
     """
 
     waiting: int
@@ -43,9 +43,9 @@ class Ticket(Generic[T]):
 
     Attributes:
         payload: Returned to the driver as it is.
-        deadline_s: When it is no longer wanted, on the driver's clock.
+        deadline_s: Time from which its answer is no longer wanted, on the driver's clock.
         variant: The only variant that may serve it; empty for any.
-        attempts: How many replicas have had it.
+        attempts: Number of replicas that took it.
         open: True until it was answered, given up or withdrawn.
         place: Its place in the order of arrival; -1 before ``offer``.
         kind: Requests of one kind may share a batch; None for one that is answered alone.
@@ -72,12 +72,12 @@ class Server(Generic[T, W]):
 
     Attributes:
         payload: Returned to the driver as it is.
-        variant: What it runs.
-        batch: How many requests it takes at once.
-        batches: The same for other variants, where that is another number.
-        turn: The variant that it answers the next requests with that name none; empty for its own.
-        max_delay_s: How long a request waits for others before a smaller batch will do.
-        held: What it works on; a withdrawn request stays here until its replica is done with it.
+        variant: The variant it runs.
+        batch: Number of requests it takes at once.
+        batches: The same for other variants, where the number differs.
+        turn: The variant that answers its next requests that name none; empty for its own.
+        max_delay_s: Time a request waits for others before a smaller batch starts.
+        held: The requests it runs; a withdrawn request stays here until its replica has finished it.
         leaving: True when it takes no more requests.
         warm: Other variants that it can run too.
         rank: Free replicas of the lowest rank take requests first; see :meth:`Dispatcher.prefer`.
@@ -105,21 +105,21 @@ class Server(Generic[T, W]):
         self.rank = 0
 
     def runs(self, variant: str) -> bool:
-        """Whether it can run a variant; any where that is empty."""
+        """Whether the replica can run a variant; True where the name is empty."""
         return variant in ("", self.variant) or variant in self.warm
 
     def become(self, other: Server[T, W], warm: frozenset[str]) -> None:
-        """Take requests as another one does from the next request on, with these other variants."""
+        """Take over another replica's variant and batches from the next request on, with the given warm variants."""
         self.variant, self.warm, self.turn = other.variant, warm, ""
         self.batch, self.batches, self.max_delay_s = other.batch, other.batches, other.max_delay_s
 
     def most(self, variant: str) -> int:
-        """Number of requests it takes at once that name a variant; that name none where it is empty."""
+        """Largest batch of requests that name a variant, or of those that name none where ``variant`` is empty."""
         return self.batches.get(variant or self.turn, self.batch)
 
     @property
     def ticket(self) -> Ticket[T] | None:
-        """The first of the requests it works on; None when it is free."""
+        """The first of the requests that the replica runs; None when it is free."""
         return self.held[0] if self.held else None
 
 
@@ -131,14 +131,14 @@ class Dispatcher(Generic[T, W]):
     """The queue of one service and the replicas that pull from it.
 
     Args:
-        bound: How many requests may wait. A request that comes back from a dead replica does not count.
-        wait_s: How long one may wait, seconds.
+        bound: Largest number of waiting requests. A request that returns from a dead replica does not count.
+        wait_s: Longest time a request may wait, seconds.
 
     Attributes:
-        limit: How many requests may wait, and how long; it may change at any time.
-        servers: Every replica that joined and is not gone; one that leaves is gone when it holds nothing.
-        ripe_s: After ``pull``: when a batch that waits to fill goes as it is, or a request no longer waits for a
-            replica of lower rank; infinity when none waits.
+        limit: Largest number and longest wait of waiting requests; it may change at any time.
+        servers: Every replica that joined and was not removed; a leaving one is removed when it holds no request.
+        ripe_s: After ``pull``: time at which a waiting batch starts without being full, or a request no longer waits
+            for a replica of lower rank; infinity when none waits.
     """
 
     def __init__(self, bound: int, wait_s: float = math.inf) -> None:
@@ -156,14 +156,14 @@ class Dispatcher(Generic[T, W]):
         """Let free replicas of the lowest :attr:`Server.rank` take requests first.
 
         Args:
-            patience_s: How long a request waits for a busy replica of lower rank while one of higher rank is free. Only
-                as many requests wait so as there are such replicas; the others are served at once.
+            patience_s: Time a request waits for a busy replica of lower rank while one of higher rank is free. At most
+                as many requests wait as there are such replicas; the others are served at once.
         """
         self._ranked, self._patience_s = True, patience_s
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     @property
@@ -182,11 +182,11 @@ class Dispatcher(Generic[T, W]):
 
     @property
     def idle(self) -> int:
-        """Replicas that wait."""
+        """Number of idle replicas."""
         return len(self._idle)
 
     def offer(self, ticket: Ticket[T]) -> bool:
-        """A request arrives. False when the queue is full and no replica is free for it: it is not taken."""
+        """Add a request. False, without adding it, when the queue is full and no replica is free for the request."""
         if len(self._waiting) - self._returned >= self.limit.waiting and self._free_for(ticket) is None:
             return False
         ticket.place = self._arrived
@@ -197,10 +197,10 @@ class Dispatcher(Generic[T, W]):
     def pull(self, now_s: float = math.inf) -> tuple[Ticket[T], Server[T, W]] | None:
         """The next pair of a request and its replica; None when no waiting request can be served now.
 
-        The replica's ``held`` has the whole batch, the request first.
+        The replica's ``held`` contains the whole batch, the request first.
 
         Args:
-            now_s: On the driver's clock; infinity when no batch is to wait for more.
+            now_s: Present time on the driver's clock; infinity when no batch is to wait for more requests.
         """
         self.ripe_s = math.inf
         if not self._idle or not self._waiting:
@@ -230,28 +230,28 @@ class Dispatcher(Generic[T, W]):
         return None
 
     def finish(self, server: Server[T, W]) -> Ticket[T] | None:
-        """A replica is done with its request. The request to answer now; None when it was withdrawn meanwhile."""
+        """Free a replica that finished its request. Returns the request to answer; None when it was withdrawn."""
         return self.finish_all(server)[0]
 
     def finish_all(self, server: Server[T, W]) -> list[Ticket[T] | None]:
-        """A replica is done with its batch. The requests to answer now, in its order; None for those withdrawn."""
+        """Free a replica that finished its batch. Returns the requests to answer, in order; None for withdrawn ones."""
         held = self._release(server)
         return [self._close(ticket) for ticket in held]
 
     def split(self, server: Server[T, W]) -> None:
-        """A replica could not answer its batch: every request of it goes back to its place, to be answered alone."""
+        """Return the batch that a replica could not answer to the queue, each request to be answered alone."""
         for ticket in self._release(server):
             ticket.kind = None
             if ticket.open:
                 self._put_back(ticket)
 
     def join(self, server: Server[T, W]) -> None:
-        """A replica is ready for its first request."""
+        """Add a replica that is ready for its first request."""
         self.servers.append(server)
         self._idle.append(server)
 
     def retire(self, server: Server[T, W]) -> bool:
-        """A replica takes no more requests. True when it holds none; else it may go after ``finish``."""
+        """Give a replica no more requests. True when it holds none; else it may end after ``finish``."""
         server.leaving = True
         if server.held:
             return False
@@ -260,7 +260,7 @@ class Dispatcher(Generic[T, W]):
         return True
 
     def lose(self, server: Server[T, W]) -> list[Ticket[T]]:
-        """A replica died. Those of its requests to give up now; the others will be tried again, each alone."""
+        """Remove a replica that died. Returns its requests to give up; the others are tried again, each alone."""
         self.servers.remove(server)
         held, server.held = server.held, []
         if not held:
@@ -276,7 +276,7 @@ class Dispatcher(Generic[T, W]):
         return given_up
 
     def withdraw(self, ticket: Ticket[T]) -> bool:
-        """Withdraw a request. True when it was still open; its replica, if any, finishes for nothing."""
+        """Withdraw a request. True when it was still open; a replica that runs it finishes, without an answer."""
         if not ticket.open:
             return False
         ticket.open = False
@@ -301,23 +301,23 @@ class Dispatcher(Generic[T, W]):
         return found
 
     def drop_waiting(self, variants: frozenset[str] | None = None) -> list[Ticket[T]]:
-        """Withdraw every waiting request, or those that ask for a variant outside ``variants``."""
+        """Withdraw every waiting request, or those that name a variant outside ``variants``."""
         dropped = [t for t in self._waiting if variants is None or (t.variant and t.variant not in variants)]
         for ticket in dropped:
             self.withdraw(ticket)
         return dropped
 
     def next_deadline_s(self) -> float:
-        """The earliest deadline of anything open; infinity when nothing is."""
+        """The earliest deadline of the open requests; infinity without any."""
         return min((ticket.deadline_s for ticket in self.open_tickets()), default=float("inf"))
 
     def open_tickets(self) -> list[Ticket[T]]:
-        """Everything accepted and not yet answered: what waits, by arrival, then what runs."""
+        """All requests that were accepted and not yet answered: the waiting ones by arrival, then the running ones."""
         running = [ticket for server in self.servers for ticket in server.held if ticket.open]
         return [*self._waiting, *running]
 
     def _batch(self, index: int, server: Server[T, W], most: int) -> list[Ticket[T]]:
-        """The request at an index and those behind it that may go with it, as many as the replica takes."""
+        """The request at an index and those behind it that fit its batch, as many as the replica takes."""
         first = self._waiting[index]
         found = [first]
         for ticket in islice(self._waiting, index + 1, None):
@@ -330,7 +330,7 @@ class Dispatcher(Generic[T, W]):
         return found
 
     def _give(self, batch: list[Ticket[T]], server: Server[T, W]) -> tuple[Ticket[T], Server[T, W]]:
-        """Hand a batch that waits no more to a free replica."""
+        """Assign a batch that left the queue to a free replica."""
         self._idle.remove(server)
         for ticket in batch:
             self._returned -= ticket.attempts > 0
@@ -339,7 +339,7 @@ class Dispatcher(Generic[T, W]):
         return batch[0], server
 
     def _release(self, server: Server[T, W]) -> list[Ticket[T]]:
-        """A replica is free again, or gone if it was leaving; what it held."""
+        """Free a replica, or remove it if it was leaving. Returns the requests that it held."""
         held, server.held = server.held, []
         if server.leaving:
             self.servers.remove(server)
@@ -348,7 +348,7 @@ class Dispatcher(Generic[T, W]):
         return held
 
     def _put_back(self, ticket: Ticket[T]) -> None:
-        """Back to its place in the order of arrival."""
+        """Return a request to its place in the order of arrival."""
         index = next((i for i, other in enumerate(self._waiting) if other.place > ticket.place), len(self._waiting))
         self._waiting.insert(index, ticket)
         self._returned += 1

@@ -1,4 +1,4 @@
-"""Values of the engine interface: replicas, requests, responses, and the measured price of changing the set."""
+"""Values of the engine interface: replicas, requests, responses, and the measured cost of changing the replicas."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class ModelRef:
         kind: How it is loaded.
         location: The path of a file, ``module:function`` or an address; ``module:Class`` is instantiated once a
             replica.
-        options: How it is loaded, as a JSON object; empty for nothing said. Of a callable its keyword arguments, of a
-            pipeline its ``task`` and keyword arguments, of TorchScript the ``inputs`` that it takes, of a model on
-            another server ``power_w``: watts above idle while it answers one request, where they are stated.
+        options: Options as a JSON object; empty for none. For a callable its keyword arguments, for a pipeline its
+            ``task`` and keyword arguments, for TorchScript the ``inputs`` that it takes, for a model on another server
+            ``power_w``: watts above idle while it answers one request, where they are stated.
     """
 
     kind: ModelKind
@@ -64,13 +64,13 @@ class ModelRef:
 
     @classmethod
     def parse(cls, text: str) -> ModelRef:
-        """``lite0.onnx`` is a file, ``package.module:function`` a Python callable, ``http://…`` a served model.
+        """Parse a file ``lite0.onnx``, a Python callable ``package.module:function`` or a served model ``http://…``.
 
         ``.pt`` and ``.torchscript`` are files of TorchScript, ``.pt2`` of torch.export; ``transformers:TASK:FOLDER`` is
         a Hugging Face pipeline.
 
         Raises:
-            ConfigError: It is none of them.
+            ConfigError: The text is none of these.
         """
         if text.startswith(("http://", "https://")):
             return cls(ModelKind.REMOTE, text)
@@ -103,22 +103,22 @@ class ReplicaSpec:
     """One instance to run. Equal specs are interchangeable; a set of replicas is a multiset of specs.
 
     Attributes:
-        service: The service it answers for.
-        variant: Which variant of the service's family it is.
-        slice: What it runs on.
-        model: What it loads.
-        threads: Threads inside one operator; 0 for one a core of the slice.
-        batch: How many requests it may answer together.
-        max_delay_s: How long a request waits for others before a smaller batch will do.
+        service: The service it serves.
+        variant: The variant of the service's family.
+        slice: The slice it runs on.
+        model: The model it loads.
+        threads: Threads inside one operator; 0 for one per core of the slice.
+        batch: Largest number of requests it may answer together.
+        max_delay_s: Time a request waits for others before a smaller batch starts.
         cores: The CPU cores it is bound to; empty for the least loaded ones.
         standby: Loaded and warm, but takes no requests until it is promoted (iGniter 4.2).
         device: The GPU (``gpu:0``) or the node of a cluster (``node:north``) it must be on; empty for any with room.
         warm: Other variants that its process keeps loaded, most wanted first: a :class:`VariantMix` may have them
             answer.
-        warm_batches: ``((variant, requests), …)``: how many it may answer together with each of those; with the others
-            as many as with its own.
-        together: Replicas with the same word share one MIG slice under MPS; empty for a slice to itself.
-        memory_bytes: Memory of the process beyond which it keeps no more of them; 0 for no bound.
+        warm_batches: ``((variant, requests), …)``: number of requests it may answer together with these warm variants;
+            with the others as many as with its own.
+        together: Replicas with the same label share one MIG slice under MPS; empty for a slice of its own.
+        memory_bytes: Memory of the process beyond which it keeps no more warm variants; 0 for no bound.
     """
 
     service: str
@@ -166,7 +166,7 @@ class ReplicaState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
-    """Finishes what it holds and takes no more."""
+    """Finishes its running requests and takes no more."""
     RESTARTING = "restarting"
     """Crashed or was killed; waits for its next start."""
 
@@ -177,17 +177,17 @@ class ReplicaView:
 
     Attributes:
         id: Unique within the engine for its life; restarts keep it.
-        spec: What it was asked to be.
-        state: Where it is in its life.
+        spec: Its specification.
+        state: Its state.
         busy: True while it works on a request.
         cores: The CPU cores it is bound to; empty off the CPU.
         pid: Its process; 0 while it has none.
         served: Requests answered since it first started.
         restarts: How often it was started again.
-        inputs, outputs: What its model declares; empty when it declares nothing.
-        platform: What runs it (``onnxruntime_onnx``, ``python``).
+        inputs, outputs: Tensors that its model declares; empty when it declares none.
+        platform: Runtime of its model (``onnxruntime_onnx``, ``python``).
         last_error: The newest reason for a restart or a failed warm-up; empty when all went well.
-        place: The vendor's identity of the part of a GPU it runs on; empty off the GPU.
+        place: The vendor's identity of the GPU slice it runs on; empty off the GPU.
         warm: Variants that it keeps loaded beside its own.
     """
 
@@ -212,10 +212,10 @@ class Transition:
     """Measured cost of changing the set of replicas.
 
     Attributes:
-        started, stopped, kept: The replicas by what happened to them, sorted.
+        started, stopped, kept: The replicas that were started, stopped and kept, sorted.
         start_s: When the change began, Unix seconds.
         ready_s: Seconds from then until the new set had taken over; the old one served meanwhile.
-        duration_s: Seconds until the last old replica had finished its work and gone.
+        duration_s: Seconds until the last old replica had finished its work and ended.
         startup_cpu_s: CPU seconds the new replicas spent starting, loading and warming up.
     """
 
@@ -245,21 +245,21 @@ class Outcome(StrEnum):
     FAILED = "failed"
     """The model raised an error."""
     CRASHED = "crashed"
-    """The replica died under it, and so did the one that tried it again."""
+    """The replica died while running the request, and so did the one that tried it again."""
     UNAVAILABLE = "unavailable"
     """The service has no replicas, or the engine is closing."""
 
 
 class RequestError(JouleryError):
-    """A request was not answered; the engine itself is well.
+    """A request was not answered; the engine itself still works.
 
     Args:
         message: What happened, for the client.
         outcome: Which kind of failure; never ``OK``.
-        retry_after_s: When trying again makes sense; None when unknown.
-        variant: The variant that had it, where one did.
-        service_s, cpu_s: What it cost in a replica before it failed, where known.
-        attempts: How many replicas had it.
+        retry_after_s: Seconds after which a retry makes sense; None when unknown.
+        variant: The variant that ran it, where one did.
+        service_s, cpu_s: Seconds and CPU seconds in a replica before it failed, where known.
+        attempts: Number of replicas that took it.
     """
 
     kind = "request"
@@ -286,7 +286,7 @@ class RequestError(JouleryError):
 
 # The three below pass once a request through the hot path: tuples cost a quarter of a frozen dataclass there.
 class InferRequest(NamedTuple):
-    """One request.
+    """One inference request.
 
     Attributes:
         inputs: Arrays by name.
@@ -302,17 +302,17 @@ class InferRequest(NamedTuple):
 
 
 class InferResponse(NamedTuple):
-    """One answer and what it cost.
+    """One answer and its cost.
 
     Attributes:
         outputs: Arrays by name.
-        variant, replica: Who answered.
+        variant, replica: The variant and the replica that answered.
         arrival_s, start_s, end_s: When the engine got it, a replica took it, the answer was back; Unix seconds.
         service_s: Seconds inside the replica.
         cpu_s: CPU seconds of the replica's process over the same time, all threads; its part of a batch's. On a GPU,
             seconds of the whole GPU: ``service_s`` times the replica's share of it.
-        attempts: 1, or 2 when the first replica died under it.
-        batch: How many requests were answered together.
+        attempts: 1, or 2 when the first replica died while running it.
+        batch: Number of requests that were answered together.
     """
 
     outputs: Mapping[str, Tensor]
@@ -328,7 +328,7 @@ class InferResponse(NamedTuple):
 
 
 class EnergyShare(NamedTuple):
-    """Charge of one request.
+    """Energy and carbon charged to one request.
 
     Attributes:
         energy_j: Joules.
@@ -342,20 +342,20 @@ class EnergyShare(NamedTuple):
 
 
 Attributor = Callable[[str, str, float, float, float], EnergyShare | None]
-"""``(service, variant, cpu_s, service_s, end_s)`` to its share; None where nothing is known (never zero)."""
+"""Function from ``(service, variant, cpu_s, service_s, end_s)`` to a share; None where it is unknown (never zero)."""
 
 
 class RequestRecord(NamedTuple):
-    """One line of telemetry a request, answered or not.
+    """Telemetry record of one request, answered or not.
 
     Attributes:
-        service, variant, replica: The service called, and what answered; empty where nothing did.
+        service, variant, replica: The service called, and the variant and replica that answered; empty where none did.
         arrival_s, start_s, end_s: First byte handled, taken by a replica (NaN when never), answered; Unix seconds.
-        outcome: How it ended.
+        outcome: Outcome of the request.
         service_s, cpu_s: Seconds and CPU seconds in the replica; 0 when it reached none.
-        attempts: How many replicas tried.
-        energy: What it was charged; None where unknown.
-        batch: How many requests were answered together.
+        attempts: Number of replicas that took it.
+        energy: Energy and carbon charged to it; None where unknown.
+        batch: Number of requests that were answered together.
     """
 
     service: str
@@ -383,8 +383,8 @@ class QueuedRequest(NamedTuple):
     Attributes:
         service: The service called.
         arrival_s: When the engine got it, Unix seconds.
-        variant: The variant that works on it; empty while it waits.
-        start_s: When that took it, Unix seconds; NaN while it waits.
+        variant: The variant that runs it; empty while it waits.
+        start_s: When a replica took it, Unix seconds; NaN while it waits.
     """
 
     service: str
@@ -394,4 +394,4 @@ class QueuedRequest(NamedTuple):
 
 
 Telemetry = Callable[[RequestRecord], None]
-"""Called once for every request that ends."""
+"""Function that is called once for every request that ends."""

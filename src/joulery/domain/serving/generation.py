@@ -27,7 +27,7 @@ class Dialect(StrEnum):
     """Priority scheme of an engine."""
 
     PLAIN = "plain"
-    """None: the engine runs requests as they arrive, so the queue is in front of it."""
+    """No priorities: the engine runs requests as they arrive, so the queue is in front of it."""
     VLLM = "vllm"
     """``priority`` in the request, the smallest first (``--scheduling-policy priority``)."""
     SGLANG = "sglang"
@@ -89,7 +89,7 @@ class GenerationEvent(NamedTuple):
         data: The JSON object: a chunk of a stream, or the whole answer; empty while a whole answer is generated.
         tokens: Tokens generated since the event before.
         usage: The token counts, where the message reports them.
-        paused: The answer was interrupted as asked; it goes on when the next event is read.
+        paused: The answer was interrupted on request; it continues when the next event is read.
         more: The next event has already arrived.
     """
 
@@ -152,39 +152,39 @@ class EngineLoad(NamedTuple):
 
 
 class LLMEngine(Protocol):
-    """Runs one language model. Lives on one asyncio event loop."""
+    """Runs one language model. It belongs to one asyncio event loop."""
 
     @property
     def name(self) -> str:
-        """Its name or address."""
+        """The engine's name or address."""
         ...
 
     @property
     def variant(self) -> str:
-        """The model it runs."""
+        """The model that the engine runs."""
         ...
 
     @property
     def dialect(self) -> Dialect:
-        """Its priority scheme."""
+        """The engine's priority scheme."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts requests now."""
+        """Whether the engine accepts requests now."""
         ...
 
     async def start(self) -> None:
-        """Start it, or check that it is there.
+        """Start the engine, or check that it is running.
 
         Raises:
-            CapabilityError, ActuationError: It cannot be started.
+            CapabilityError, ActuationError: The engine cannot be started.
         """
         ...
 
     @property
     def pauses(self) -> bool:
-        """Whether it can interrupt an answer and continue it later."""
+        """Whether the engine can interrupt an answer and continue it later."""
         ...
 
     def generate(
@@ -192,22 +192,22 @@ class LLMEngine(Protocol):
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer as it is generated: chunks of a stream, or progress and then one whole answer.
 
-        Closing the iterator stops the generation. An engine that can pause asks ``pause`` after each event: at True
+        Closing the iterator stops the generation. An engine that can pause calls ``pause`` after each event: at True
         it stops working on the request, yields an event ``paused``, and continues when the next event is read.
 
         Raises:
-            RequestError: The request failed, or its answer broke off; ``outcome`` says why.
+            RequestError: The request failed, or its answer broke off; ``outcome`` states why.
         """
         ...
 
     def cpu_s(self) -> float:
-        """CPU seconds it has used since it started; NaN where unknown."""
+        """CPU seconds that the engine has used since it started; NaN where unknown."""
         ...
 
     async def load(self) -> EngineLoad | None:
-        """Its load as it reports it now; None where it reports none."""
+        """The load that the engine reports now; None where it reports none."""
         ...
 
     async def close(self) -> None:
-        """Close it and end the processes joulery started. Safe to call twice."""
+        """Close the engine and end the processes that joulery started. Safe to call twice."""
         ...

@@ -1,8 +1,8 @@
-"""The ledger of requests that come through several gateways: each request that reaches the engine ends in it once.
+"""The ledger of requests from several gateways: it records the end of each request that reaches the engine once.
 
-A gateway opens an entry when it passes a request on, and closes it with the request's record. Where a gateway is gone,
-its open entries are closed as cancelled. The law: of each gateway, what was received equals what has ended plus what is
-open. Ended entries are numbered without a gap; a controller takes them by number, and those it has stored are dropped.
+A gateway opens an entry when it passes a request on, and closes it with the request's record. If a gateway is gone, its
+open entries are closed as cancelled. The law: for each gateway, the received requests equal the ended plus the open
+ones. Ended entries are numbered without a gap; a controller takes them by number, and the stored ones are dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from joulery.domain.serving.engine import Outcome, RequestRecord
 
 MOST_ENTRIES = 1_000_000
-"""Ended entries that are kept until a controller takes them; of older ones the count by outcome is kept."""
+"""Ended entries that are kept until a controller takes them; older ones are only counted by outcome."""
 BATCH_ENTRIES = 20_000
 """Entries that a controller takes at once."""
 
@@ -26,7 +26,7 @@ class LedgerEntry(NamedTuple):
         gateway: The gateway that it came through.
         record: Its record, times in seconds on the engine server's monotonic clock; not charged yet.
         process: Identifies the gateway's process; empty where the gateway did not report the record.
-        number: Of the record among those of that process; 0 where it did not report it.
+        number: Number of the record among those of that process; 0 where the gateway did not report it.
     """
 
     gateway: str
@@ -43,7 +43,7 @@ class Stored(NamedTuple):
     """Records that controllers have stored.
 
     Attributes:
-        marks: Of gateways' records, by which they know what to keep.
+        marks: Marks of the gateways' records, by which the gateways choose the records to keep.
         entries: Ledger entries below these numbers, by engine server.
     """
 
@@ -52,7 +52,7 @@ class Stored(NamedTuple):
 
 
 def advance(marks: RecordMarks, further: RecordMarks) -> None:
-    """Raise marks to others where those are higher."""
+    """Raise each mark to the one in ``further`` where that is higher."""
     for server, processes in further.items():
         mine = marks.setdefault(server, {})
         for process, number in processes.items():
@@ -60,12 +60,12 @@ def advance(marks: RecordMarks, further: RecordMarks) -> None:
 
 
 class LedgerBatch(NamedTuple):
-    """Entries in the order in which they ended.
+    """Consecutive ledger entries, in the order in which they ended.
 
     Attributes:
         first: Number of the first entry.
         entries: The entries; the next batch begins at ``first + len(entries)``.
-        unknown: Requests so far that named no service there is.
+        unknown: Requests so far that named no existing service.
         folded: Requests by service and outcome that ended before ``first`` and are no longer kept one by one.
     """
 
@@ -83,7 +83,7 @@ class RequestLedger:
 
     Attributes:
         received, ended: Requests by gateway since the ledger began.
-        unknown: Of the ended ones those that named no service there is: they have no entry.
+        unknown: Ended requests that named no existing service: they have no entry.
         first: Number of the oldest entry that is kept.
     """
 
@@ -103,18 +103,18 @@ class RequestLedger:
         return self.first + len(self._entries)
 
     def open_of(self, gateway: str) -> int:
-        """Requests of a gateway that have not ended, counted one by one: received = ended + open checks all three."""
+        """Number of a gateway's open requests, counted one by one, so that received = ended + open checks all three."""
         return sum(passed_by == gateway for passed_by, _ in self._open.values())
 
     def open(self, gateway: str, connection: int, number: int, service: str, arrival_s: float) -> None:
-        """A gateway passes a request on.
+        """Open an entry for a request that a gateway passes on.
 
         Args:
             gateway: The gateway.
             connection: Its connection; another one after each loss.
             number: The request's number there; no two open requests have the same.
             service: The service called.
-            arrival_s: When it came, on the engine server's clock.
+            arrival_s: When it arrived, on the engine server's clock.
         """
         self.received[gateway] += 1
         gone = RequestRecord(service, "", "", arrival_s, float("nan"), arrival_s, Outcome.CANCELLED, 0.0, 0.0, 0, None)
@@ -123,7 +123,7 @@ class RequestLedger:
     def answered(
         self, connection: int, number: int, variant: str, replica: str, service_s: float, cpu_s: float
     ) -> None:
-        """The engine has answered: an entry that is closed because its gateway is gone has these costs."""
+        """Store the costs of an answered request, for an entry that is closed because its gateway is gone."""
         held = self._open.get((connection, number))
         if held is not None:
             gateway, record = held
@@ -133,13 +133,13 @@ class RequestLedger:
     def close(
         self, gateway: str, connection: int, number: int, record: RequestRecord, source: tuple[str, int] = ("", 0)
     ) -> bool:
-        """A gateway reports how a request ended; False where its entry is closed already.
+        """Close the entry of a request that a gateway reports as ended; False where it is closed already.
 
         Args:
             gateway: The gateway.
             connection: Its connection.
             number: The request's number; 0 for one that ended in the gateway and was never passed on.
-            record: How it ended.
+            record: Record of the ended request.
             source: The gateway's process, and the record's number there.
         """
         if number and self._open.pop((connection, number), None) is None:
@@ -150,7 +150,7 @@ class RequestLedger:
         return True
 
     def lose(self, connection: int, now_s: float) -> int:
-        """A connection has ended: close its open entries as cancelled; how many there were."""
+        """Close the open entries of an ended connection as cancelled. Returns their number."""
         held = [key for key in self._open if key[0] == connection]
         for key in held:
             gateway, record = self._open.pop(key)
@@ -158,14 +158,14 @@ class RequestLedger:
         return len(held)
 
     def take(self, first: int, most: int = BATCH_ENTRIES) -> LedgerBatch:
-        """The entries from a number on, at most so many."""
+        """The entries from number ``first`` on, at most ``most``."""
         skip = max(0, first - self.first)
         entries = tuple(islice(self._entries, skip, skip + most))
         folded = tuple((service, outcome, count) for (service, outcome), count in sorted(self._folded.items()))
         return LedgerBatch(self.first + min(skip, len(self._entries)), entries, self.unknown, folded)
 
     def drop(self, before: int) -> None:
-        """A controller has stored all entries below a number."""
+        """Drop all entries below a number, which a controller has stored."""
         while self._entries and self.first < before:
             self._entries.popleft()
             self.first += 1

@@ -1,7 +1,7 @@
-"""Request shares of the variants that a replica keeps loaded, and leaner shares when slack is short.
+"""Shares of requests for the variants that a replica keeps loaded, by the slack of the queue.
 
 A policy decides on a :class:`VariantMix`; the engine and the simulator follow it request by request with
-:class:`MixCounter`. Proteus (ASPLOS 2024) and SuperServe (NSDI 2025) scale accuracy by such a choice a request.
+:class:`MixCounter`. Proteus (ASPLOS 2024) and SuperServe (NSDI 2025) scale accuracy by such a choice per request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from joulery.domain.errors import DataError
 
 Weights = tuple[tuple[str, float], ...]
-"""``((variant, share), …)``: that share of the requests; the rest is answered by each replica's own variant."""
+"""``((variant, share), …)``: each variant answers its share of the requests, the replica's own variant the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class MixStep:
     weights: Weights = ()
 
     def holds(self, waiting: int, oldest_wait_s: float) -> bool:
-        """Whether these weights hold in front of a queue."""
+        """Whether these weights hold for a queue."""
         return oldest_wait_s + waiting / self.rate_rps <= self.delay_s
 
 
@@ -60,7 +60,7 @@ class VariantMix:
                 raise DataError(f"a step of a mix needs a rate above 0 and a delay, got {step}")
 
     def weights(self, waiting: int, oldest_wait_s: float) -> Weights:
-        """The weights in force in front of a queue.
+        """The weights in force for a queue.
 
         Args:
             waiting: Requests that wait.
@@ -77,7 +77,7 @@ class VariantMix:
         return self.steps[0].weights if self.steps else ()
 
     def as_list(self) -> list[dict[str, Any]]:
-        """JSON-ready."""
+        """The steps as a JSON-ready list."""
         return [
             {"rate_rps": step.rate_rps, "delay_s": step.delay_s, "weights": dict(step.weights)} for step in self.steps
         ]
@@ -87,7 +87,7 @@ class VariantMix:
         """The inverse of :meth:`as_list`.
 
         Raises:
-            DataError: It is no mix.
+            DataError: The list is not a mix.
         """
         try:
             return cls(
@@ -128,14 +128,14 @@ class MixCounter:
             warm: Variants that the replica keeps loaded beside its own.
             waiting: Requests that wait behind this one.
             oldest_wait_s: Seconds that the oldest of them has waited; 0 for none.
-            requests: In the batch.
+            requests: Number of requests in the batch.
         """
         variant = self.pick(own, warm, waiting, oldest_wait_s, requests)
         self.count(requests)
         return variant
 
     def pick(self, own: str, warm: Collection[str], waiting: int, oldest_wait_s: float, requests: int = 1) -> str:
-        """The same without counting it: how many requests go together may depend on the variant. See :meth:`count`."""
+        """Choose a variant without counting it, where the batch size depends on the variant. See :meth:`count`."""
         weights = self.mix.weights(waiting, oldest_wait_s)
         if not weights:
             self._picked = (), ""
@@ -147,7 +147,7 @@ class MixCounter:
         return chosen if chosen in warm else own
 
     def count(self, requests: int) -> None:
-        """So many requests are answered by the variant that was picked last."""
+        """Count requests that are answered by the variant that was picked last."""
         weights, chosen = self._picked
         if not weights:
             return
@@ -172,19 +172,19 @@ class ServiceMixes:
         self._next: dict[str, VariantMix] = {}
 
     def set_mix(self, service: str, mix: VariantMix, /) -> None:
-        """Let the variants of a mix answer from the next request on; replicas stay as they are."""
+        """Set the mix that divides a service's requests from the next one on; replicas do not change."""
         self._steering_of(service).mix = mix
 
     def mix(self, service: str, /) -> VariantMix:
-        """The mix in force."""
+        """The mix of a service that is in force."""
         return self._steering_of(service).mix
 
     def set_next_mixes(self, mixes: Mapping[str, VariantMix], /) -> None:
-        """The mix of each service from the next change of the replicas on; none of those given before."""
+        """Set the mixes of services from the next change of the replicas on; they replace mixes set so before."""
         self._next = dict(mixes)
 
     def _turn_mixes(self) -> None:
-        """The replicas change now, and with them the mixes."""
+        """Put the next mixes into force, when the replicas change."""
         for service, mix in self._next.items():
             self._steering_of(service).mix = mix
         self._next = {}

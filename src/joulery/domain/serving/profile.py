@@ -1,4 +1,4 @@
-"""Measured cost of a variant on a slice: the samples, so that every later figure can be recomputed."""
+"""Measured cost of variants on slices, as samples, so that every later figure can be recomputed."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ class Timings:
 
     @cached_property
     def mean_cpu_error_ratio(self) -> float:
-        """The same of the CPU time; NaN also where there is none."""
+        """The same for the CPU time; NaN also where the mean is 0."""
         return _mean_error_ratio(self.cpu_s)
 
     @property
     def drift_ratio(self) -> float:
-        """Mean of the second half relative to the first, minus one: what a steady machine keeps near zero."""
+        """Mean of the second half relative to the first, minus one; near zero on a steady machine."""
         half = len(self) // 2
         if half == 0:
             return float("nan")
         return float(np.mean(self.service_s[half:]) / np.mean(self.service_s[:half])) - 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: the samples, and the figures a person looks for."""
+        """The samples and a summary for people, as a JSON-ready object."""
         return {
             "service_s": self.service_s.tolist(),
             "cpu_s": self.cpu_s.tolist(),
@@ -112,12 +112,12 @@ def _mean_error_ratio(samples: FloatArray) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceProfile:
-    """One variant on one slice.
+    """Measured times and power of one variant on one slice.
 
     Attributes:
-        variant, slice: What was measured.
-        alone: While the rest of the device did nothing.
-        loaded: While every other slice of the device worked too; the same object where there is no other slice.
+        variant, slice: The measured variant and slice.
+        alone: Times while the rest of the device was idle.
+        loaded: Times while every other slice of the device worked too; the same object where there is no other slice.
         active_w: Watts that one busy core draws above idle while running this variant.
         startup_s: Seconds from launch to ready.
         startup_cpu_s: CPU seconds of launching, loading and warming up.
@@ -125,7 +125,7 @@ class SliceProfile:
         awake_w: Watts that the replica draws while it waits for requests; 0 when not measured.
         batches: Times of whole batches by the requests in them, 2 and more, while every other slice worked too; empty
             where requests are answered one by one.
-        quality: Of the watts in ``active_w``; None for that of the profile.
+        quality: Quality of the watts in ``active_w``; None for that of the profile.
     """
 
     variant: str
@@ -160,7 +160,7 @@ class SliceProfile:
 
     @property
     def each_s(self) -> float:
-        """Least mean seconds that a request keeps the replica busy: its part of the batch that suits it best."""
+        """Least mean seconds that a request keeps the replica busy: its share of the best batch size's time."""
         return min(times.mean_s / size for size, times in self._by_size)
 
     @property
@@ -170,20 +170,20 @@ class SliceProfile:
         return times.mean_cpu_s / self.max_batch * self.active_w
 
     def slowest_s(self, quantile: float) -> float:
-        """A quantile of the seconds that a request is in the replica, in the batch that takes longest."""
+        """A quantile of the seconds that a request is in the replica, for the batch size that takes longest."""
         return max(times.quantile_s(quantile) for _, times in self._by_size)
 
     def batch_s(self, requests: float) -> float:
-        """Mean seconds of a batch; between measured sizes in proportion.
+        """Mean seconds of a batch, interpolated linearly between measured sizes.
 
         Args:
-            requests: In the batch, on average; at least 1.
+            requests: Mean number of requests in the batch; at least 1.
         """
         sizes = [size for size, _ in self._by_size]
         return float(np.interp(requests, sizes, [times.mean_s for _, times in self._by_size]))
 
     def batched_to(self, requests: int) -> SliceProfile:
-        """The same with batches of at most so many requests."""
+        """The same profile with batches of at most ``requests`` requests."""
         kept = {size: times for size, times in self.batches.items() if size <= requests}
         return self if len(kept) == len(self.batches) else replace(self, batches=kept)
 
@@ -194,14 +194,14 @@ class SliceProfile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """A family's variants on this machine's slices. Versioned JSON: :meth:`as_dict`, :meth:`from_dict`.
+    """Measurements of a family's variants on a machine's slices. Versioned JSON: :meth:`as_dict`, :meth:`from_dict`.
 
     Attributes:
-        machine: What it was measured on: ``processor``, ``cores``, ``system`` ...
-        entries: One a (variant, slice), no pair twice.
-        idle_w: Power of the machine with nothing to do; NaN when not known.
-        quality: Of the watts behind ``active_w`` and ``idle_w``; the weakest where entries have their own.
-        meter: Which meter they come from.
+        machine: The measured machine: ``processor``, ``cores``, ``system`` ...
+        entries: One for each (variant, slice), without duplicates.
+        idle_w: Power of the idle machine; NaN when not known.
+        quality: Quality of the watts behind ``active_w`` and ``idle_w``; the weakest where entries have their own.
+        meter: The meter behind those watts.
         band_ratio: Half-width of the uncertainty of those watts, as a ratio; 0 when not stated.
         created_s: When it was measured, Unix seconds.
         warmup: Requests before the samples, not kept.
@@ -242,7 +242,7 @@ class Profile:
         return self.quality if own is None else own
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The profile as a JSON-ready object."""
         return {
             "schema": SCHEMA,
             "created_s": self.created_s,
@@ -263,7 +263,7 @@ class Profile:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            DataError: It is no profile, or one of a schema this joulery does not know.
+            DataError: The data is not a profile, or has a schema that this version does not support.
         """
         schema = data.get("schema") if hasattr(data, "get") else None
         if schema != SCHEMA:

@@ -1,4 +1,4 @@
-"""A request that one process passes on to another, and its answer as it comes: whole, or a stream."""
+"""A request that one process passes on to another, and the parts of its answer, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RelayedRequest(NamedTuple):
 
     Attributes:
         method, path: As the client sent them.
-        headers: Without those that concern one connection, or the client's token.
+        headers: The headers, without those of the connection and the client's token.
         body: The body.
     """
 
@@ -25,10 +25,10 @@ class RelayedPart(NamedTuple):
     """A part of an answer, in order.
 
     Attributes:
-        status, headers: Of the first part; 0 and none of the others.
+        status, headers: Status and headers in the first part; 0 and none in the others.
         body: Bytes of the body.
-        more: Whether another part comes.
-        error: Why the answer ends without being complete; empty where it does not.
+        more: Whether another part follows.
+        error: Reason why the answer ends incomplete; empty where it does not.
     """
 
     status: int = 0
@@ -39,4 +39,4 @@ class RelayedPart(NamedTuple):
 
 
 Passed = Callable[[RelayedPart], None]
-"""Receives the parts of one answer."""
+"""Function that receives the parts of one answer."""

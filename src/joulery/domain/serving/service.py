@@ -19,13 +19,13 @@ class SliceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slice:
-    """A part of one device that runs one instance.
+    """A slice of one device that runs one instance.
 
     Attributes:
         kind: How the device is partitioned.
         profile: MIG profile name (``3g.20gb``); empty otherwise.
         share_ratio: Share of the device: MPS thread share; on CPU the share of its cores' time (a quota); on a MIG
-            slice that several processes share under MPS the part that one of them counts for; else 1.
+            slice that several processes share under MPS the share of one of them; else 1.
         cores: CPU cores; 0 on a GPU.
     """
 
@@ -51,10 +51,10 @@ class Slice:
 
     @classmethod
     def parse(cls, text: str) -> Slice:
-        """The slice that ``str`` writes so: ``cpu:2``, ``mps:0.25`` (six digits), ``3g.20gb``, ``3g.20gb@0.5`` ...
+        """Parse the text of a slice: ``cpu:2``, ``mps:0.25`` (six digits), ``3g.20gb``, ``3g.20gb@0.5`` ...
 
         Raises:
-            ConfigError: It is no slice.
+            ConfigError: The text is not a slice.
         """
         kind, colon, size = text.partition(":")
         if not text or (colon and kind not in (SliceKind.CPU, SliceKind.MPS)):
@@ -121,7 +121,7 @@ class ModelFamily:
 
     @property
     def largest(self) -> ModelVariant:
-        """The most accurate variant: what runs without optimisation (Clover's BASE)."""
+        """The most accurate variant, which runs without optimisation (Clover's BASE)."""
         return max(self.variants, key=lambda variant: variant.accuracy_ratio)
 
 
@@ -140,7 +140,7 @@ class SloScope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """``quantile`` of the latencies must not exceed ``latency_s``."""
+    """Latency SLO: ``quantile`` of the latencies must not exceed ``latency_s``."""
 
     latency_s: float
     quantile: float = DEFAULT_QUANTILE

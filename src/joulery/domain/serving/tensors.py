@@ -1,4 +1,4 @@
-"""Tensors as the Open Inference Protocol names them, as plain numpy arrays.
+"""Tensors of the Open Inference Protocol as plain NumPy arrays.
 
 Datatype names, their numpy types and the byte layout of the binary extension: row-major, little-endian, no padding;
 ``BYTES`` elements each preceded by their length (uint32). ``BYTES`` arrays are object arrays of :class:`bytes`.
@@ -86,7 +86,7 @@ def to_bytes(array: Tensor) -> bytes:
 
 
 def from_bytes(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -> Tensor:
-    """The array with the binary layout ``raw``; a read-only view of it, except ``BYTES``.
+    """Read an array from its binary layout; it is a read-only view of ``raw``, except for ``BYTES``.
 
     Raises:
         DataError: Unknown datatype, or the length does not fit the shape.
@@ -103,7 +103,7 @@ def from_bytes(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -
 
 
 def _split_bytes(raw: bytes | memoryview, count: int) -> Tensor:
-    """``count`` length-prefixed elements, checked before anything is allocated for them."""
+    """Split ``count`` length-prefixed elements; the count is checked before memory is allocated."""
     view = memoryview(raw)
     if count * _LENGTH.size > len(view):
         raise DataError(f"{len(view)} bytes cannot hold {count} BYTES elements")

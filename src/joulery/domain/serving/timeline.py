@@ -1,6 +1,6 @@
-"""The state of a running site over time: one tick a second or so, recorded and shown live in the same form.
+"""The state of a running site over time: about one tick a second, recorded and shown live in the same form.
 
-A driver builds a :class:`Tick` a period. It logs each (a killed run stays readable), keeps the last few in a
+A driver builds one :class:`Tick` per period. It logs each (a killed run stays readable), keeps the last few in a
 :class:`NowSnapshot` for dashboards, and writes all of them when the run ends (``joulery.store.run.timeline``). NaN
 means that a value is not known; it is never shown as 0.
 """
@@ -22,14 +22,14 @@ NAN = math.nan
 
 
 class CarbonBasis(StrEnum):
-    """Basis of the intensity shown: the grid of now, another time or an assumption."""
+    """Basis of the intensity shown: the present grid, another time or an assumption."""
 
     LIVE = "live"
     """Fetched from a provider for the present."""
     REPLAYED = "replayed"
     """Real history of another time, played back."""
     ASSUMED = "assumed"
-    """A typical day, a constant, a table: nothing of it observed."""
+    """A typical day, a constant or a table, without observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CarbonLabel:
 
     Attributes:
         zone: Grid zone.
-        source: Where they come from, in words.
+        source: Origin of the intensities, as text.
         basis: Live, replayed or assumed.
         signal, scope: What they count.
         speed: Grid seconds a second of the run; 1 unless played back faster.
@@ -58,8 +58,8 @@ class CarbonFeed:
 
     Attributes:
         known: Whether the intensity of now is known.
-        age_s: Seconds since the newest value ended, while it is held; 0 for a value of now, and while none is known.
-        trouble: Why the source did not answer last; empty where it did.
+        age_s: Seconds since the newest value ended, while it is held; 0 for a present value, and while none is known.
+        trouble: Reason why the last query of the source failed; empty where it succeeded.
     """
 
     known: bool
@@ -76,7 +76,7 @@ class ServiceLabel:
         slo_s: Latency that ``quantile_ratio`` of the requests must not exceed.
         quantile_ratio: Such as 0.95.
         variants: Name and accuracy of each variant, least accurate first; fixes their order and colour everywhere.
-        minimum_accuracy_ratio: Accuracy never to go below; 0 when none was asked for.
+        minimum_accuracy_ratio: Least accuracy allowed; 0 without a limit.
         language_model: Whether it generates tokens; the accuracy of its variants is then NaN.
     """
 
@@ -96,8 +96,8 @@ class SiteLabel:
         name: The site.
         mode: ``advise``, ``shadow`` or ``act``.
         simulated: True when devices, engines or time are simulated.
-        carbon: What the intensities are; None when no carbon source was given.
-        services: What is served.
+        carbon: Description of the intensities; None when no carbon source was given.
+        services: The services.
     """
 
     name: str
@@ -112,7 +112,7 @@ class ServiceTick:
     """One service over one period.
 
     Attributes:
-        service: Which.
+        service: The service.
         requests: Requests that ended within the period, failed ones included.
         failed: Those not answered with a result.
         latency_s: The SLO's quantile of the latencies that ended within the period; NaN for none.
@@ -155,7 +155,7 @@ class Tick:
         services: One entry a service, in the order of the site file.
 
     Raises:
-        DataError: The period is not positive, or the time is no time.
+        DataError: The period is not positive, or the time is not a plausible one.
     """
 
     t_s: float
@@ -181,13 +181,13 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """A decision and what became of it.
+    """A decision and its outcome.
 
     Attributes:
         t_s: When it was taken, Unix seconds.
         decision: What to do, which policy, why.
         outcome: ``applied``, ``advised``, ``shadowed``, ``superseded``, ``rejected`` or ``failed``.
-        detail: Anything worth saying about the outcome.
+        detail: Details of the outcome.
     """
 
     t_s: float
@@ -201,7 +201,7 @@ class MeterNow:
     """The latest reading of one channel.
 
     Attributes:
-        device, component, meter, quality: As the channel says.
+        device, component, meter, quality: As in the channel.
         power_w: Present power; NaN while unknown.
         age_s: Seconds since its last reading; infinite when it never gave one.
     """
@@ -216,7 +216,7 @@ class MeterNow:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Cost of one workload of one owner since the start of the run. Only ever grows."""
+    """Cost of one workload of one owner since the start of the run. It only grows."""
 
     workload: str
     owner: str
@@ -225,18 +225,18 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class NowSnapshot:
-    """All that the dashboard may see, handed over whole: replaced, never changed.
+    """All data for the dashboard at one moment. A snapshot is replaced as a whole, never changed.
 
     Attributes:
-        site: What does not change.
+        site: Facts that do not change.
         started_s: When the run began, Unix seconds.
         now_s: When the snapshot was taken.
         ticks: The latest ticks, oldest first; the last one is "now".
         decisions: The latest decisions, oldest first.
-        warnings: What a person should know: a meter lost, data gone stale.
+        warnings: Warnings for people, such as a lost meter or stale data.
         meters: The latest reading of every channel.
         charges: Joules and grams by workload and owner.
-        carbon: How the source of carbon intensity does; None without one.
+        carbon: State of the source of carbon intensity; None without one.
     """
 
     site: SiteLabel

@@ -13,7 +13,7 @@ class TableEntry:
 
     Attributes:
         interarrival_s: Mean time between requests.
-        instances: Variant and slice profile of each instance of one GPU; every GPU is cut and filled alike.
+        instances: Variant and slice profile of each instance of one GPU; every GPU has the same.
         accuracy_ratio: Mean accuracy over requests.
         latency_s: Latency at the SLO's quantile.
         energy_j: Joules a request, idle of the powered GPUs included.
@@ -28,16 +28,16 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True)
 class VariantTable:
-    """One service.
+    """The table of one service.
 
     Attributes:
         service: Its name.
-        gpus: GPUs that serve it under the heaviest load, all cut and filled alike.
+        gpus: GPUs that serve it under the heaviest load, all with the same instances.
         entries: Every configuration that can run, under every load.
         base_accuracy_ratio: Accuracy of the baseline: the most accurate variant on whole GPUs, at the reference load.
         base_latency_s: Latency of the baseline; it is the SLO.
         base_energy_j: Joules a request of the baseline.
-        quality: How the entries came about, in words.
+        quality: Origin of the entries, as text.
 
     Raises:
         DataError: There is no entry or no GPU, or a value of the baseline is not positive.

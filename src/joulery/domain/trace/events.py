@@ -25,7 +25,7 @@ WAIT = "<wait>"
 """Leaf of the time a host thread spends blocked on a device or another thread."""
 
 SELF = "<self>"
-"""Child that stands for a node's own part where the node also has children."""
+"""Child that represents a node's own part where the node also has children."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,10 +42,11 @@ class EventTrace:
         device: Index into ``devices``, int64[n].
         lane: Thread or stream, int64[n]; ``NO_LANE`` for a lane of its own. Events of one CPU lane nest.
         phase: Index into ``phases``, int64[n].
-        composite: Operations that stand for many the framework does not show (compiled regions, CUDA graphs).
+        composite: Operations that each represent many which the framework does not report (compiled regions, CUDA
+            graphs).
         feeds: (producer, consumer) of operations, by name, where the source has the dataflow; empty where not.
         lanes: (process, thread) of each lane by the system's numbers, thread 0 for a stream; empty where not known.
-        notes: What the reader had to guess or leave out, one sentence each, for a person.
+        notes: Assumptions and omissions of the reader, one sentence each, for people.
 
     Raises:
         DataError: Column lengths differ, an index is outside its table, a duration is negative, or time leaves int64.
@@ -129,19 +130,19 @@ def with_devices(trace: EventTrace, names: Sequence[str], notes: Sequence[str] |
 
 
 def shifted(trace: EventTrace, by_ns: int) -> EventTrace:
-    """The same events, so much later."""
+    """The same events, shifted by ``by_ns``."""
     return replace(trace, start_ns=trace.start_ns + by_ns)
 
 
 def of_process(trace: EventTrace, process: int) -> EventTrace:
-    """The same events as those of one process, whatever process the trace names."""
+    """The same events with all lanes assigned to one process, instead of the processes that the trace names."""
     count = max(int(trace.lane.max(initial=NO_LANE)) + 1, len(trace.lanes))
     threads = [thread for _, thread in trace.lanes] + [0] * (count - len(trace.lanes))
     return replace(trace, lanes=tuple((process, thread) for thread in threads))
 
 
 def joined(traces: Sequence[EventTrace]) -> EventTrace:
-    """Several traces as one; equal names become one, lanes stay apart."""
+    """Join several traces into one; equal names are merged, lanes stay separate."""
     if len(traces) == 1:
         return traces[0]
     tables: dict[str, dict[str, int]] = {"ops": {}, "devices": {}, "phases": {}}
@@ -172,12 +173,12 @@ def joined(traces: Sequence[EventTrace]) -> EventTrace:
 
 
 def qualified(*components: str) -> str:
-    """A qualified name of the non-empty components; a ``/`` inside one becomes ``|`` so that the path stays a path."""
+    """Join the non-empty components into a qualified name; a ``/`` inside a component becomes ``|``."""
     return "/".join(part.replace("/", "|") for part in components if part)
 
 
 def module_components(dotted: str) -> tuple[str, ...]:
-    """Path components of a dotted module name: an index joins the list it counts, ``layer.0`` -> ``layer_0``.
+    """Path components of a dotted module name; an index is appended to the name before it, ``layer.0`` -> ``layer_0``.
 
     >>> module_components("encoder.layer.0.attention.self")
     ('encoder', 'layer_0', 'attention', 'self')

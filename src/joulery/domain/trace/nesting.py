@@ -1,7 +1,7 @@
 """Call stacks from intervals: which event encloses which in a lane, and which is the innermost.
 
-A lane (a thread) runs one thing at a time: of nested events only the innermost is running. Everything here is whole
-columns, sorted once; no event is looked at alone unless its lane is malformed.
+A lane (a thread) runs one thing at a time: of nested events only the innermost is running. The functions work on whole
+columns, sorted once; they examine single events only where a lane is malformed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Nesting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Times in which each event was the innermost of its lane: disjoint within it, together the union of its events.
+    """Times in which each event was the innermost of its lane. The pieces of a lane are disjoint and cover its events.
 
     Attributes:
         event: Row of the event, int64[k].
@@ -89,7 +89,7 @@ def exclusive_pieces(start_ns: IntArray, end_ns: IntArray, lane: IntArray) -> Pi
 
 
 def _keys(start_ns: IntArray, end_ns: IntArray, lane: IntArray) -> tuple[IntArray, IntArray]:
-    """One integer a boundary that sorts by lane, then time: ``(of the start, of the end)``."""
+    """One integer for each boundary that sorts by lane, then time: ``(of the start, of the end)``."""
     lowest, width = int(lane.min()), int(lane.max()) - int(lane.min()) + 1
     rank = lane - lowest
     if width > 4 * len(lane):
@@ -165,7 +165,7 @@ def _crossing(start_ns: IntArray, end_ns: IntArray, lane: IntArray, order: IntAr
 def _stack_pieces(
     start_ns: IntArray, end_ns: IntArray, lane: IntArray, rows: IntArray, parent: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Pieces of events of positive length that nest, sorted outer first: walk their boundaries, innermost stays."""
+    """Pieces of nested events of positive length, sorted outer first, from one pass over their boundaries."""
     if not bool(np.any(parent[rows] >= 0)):
         return rows, start_ns[rows], end_ns[rows]
     opens, closes = _keys(start_ns[rows], end_ns[rows], lane[rows])

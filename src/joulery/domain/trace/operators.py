@@ -15,7 +15,7 @@ class OperatorKind(StrEnum):
     DOT = "dot"
     """A sum of products for each output element."""
     CONVOLUTION = "convolution"
-    """The same, over a window."""
+    """A sum of products over a window for each output element."""
     ELEMENTWISE = "elementwise"
     """A function of each element."""
     REDUCE = "reduce"
@@ -33,7 +33,7 @@ class OperatorKind(StrEnum):
     FUSION = "fusion"
     """Operators that share one pass over memory."""
     OTHER = "other"
-    """No rule is known for its arithmetic: counted by its traffic alone, and said."""
+    """No rule is known for its arithmetic: it is counted by its traffic alone, and reported as such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class GraphOperator:
 
     Attributes:
         name: Its name in the graph.
-        type: What the framework calls it.
-        kind: Which rule gives its work.
+        type: Its type, as the framework names it.
+        kind: The rule that gives its work.
         inputs, outputs: Operands, weights among the inputs.
         contraction: Products (dot, convolution) or elements of a window (pooling) for one output element; for
             attention, the number of keys.
@@ -102,8 +102,8 @@ class OperationCost:
         type: What kind of operator it is.
         phase: Part of the model's work it belongs to.
         parameter_bytes: Weights it holds, >= 0.
-        output_bytes: What one call hands on, >= 0.
-        kind: Which rule gave its work; what follows from it is how it can be cut among devices.
+        output_bytes: Bytes that one call passes on, >= 0.
+        kind: The rule that gave its work; it determines how the operator can be divided among devices.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tracing a program while it runs: which steps, and what came of them."""
+"""Traces of running programs: the steps to record, and the recorded sessions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Steps:
 
     Attributes:
         skip: Steps before each cycle that run untouched.
-        warmup: Steps in which the profiler settles; nothing of them is kept.
+        warmup: Steps in which the profiler settles; they are not kept.
         active: Steps that are recorded.
         repeat: Cycles; 0 for as many as the program has.
 
@@ -42,10 +42,10 @@ class Steps:
 
     @classmethod
     def parse(cls, text: str) -> Steps:
-        """``skip=10,warmup=2,active=5,repeat=3``; what is left out has its default.
+        """Parse ``skip=10,warmup=2,active=5,repeat=3``; omitted entries have their defaults.
 
         Raises:
-            ConfigError: It is no such list.
+            ConfigError: The text is not such a list.
         """
         found: dict[str, int] = {}
         for entry in filter(None, text.split(",")):
@@ -65,7 +65,7 @@ class ClockFit:
     Attributes:
         offset_ns: Added to the stamps of the trace; None without a clock mark (then nothing was added).
         residual_ns: Largest distance of a mark from that offset.
-        uncertainty_ns: Half the time that taking a mark took: what no offset can be better than.
+        uncertainty_ns: Half the time that taking a mark took: no offset can be more exact.
     """
 
     offset_ns: int | None
@@ -75,19 +75,19 @@ class ClockFit:
 
 @dataclass(frozen=True, slots=True)
 class TracedSession:
-    """One recorded stretch of a program.
+    """One recorded period of a program.
 
     Attributes:
         trace: Its events, on the clock of the power readings.
         window_ns: From its first to its last step, Unix nanoseconds.
         steps: Steps recorded.
         process: Process id.
-        clock: How the clocks were tied together.
+        clock: Fit of the trace's clock to the clock of the power readings.
         kind: Kind of its steps: ``training`` (an optimizer's), ``evaluation`` (calls without gradients) or ``other``.
         uuids: UUID by the device name that the program gave (``GPU:0``).
         rank: Rank of the process in a distributed program; None elsewhere.
         samples: Samples that data loaders gave for these steps; None where that is not known.
-        tokens: Tokens likewise, padding included.
+        tokens: Tokens of these steps, padding included; None where that is not known.
     """
 
     trace: EventTrace

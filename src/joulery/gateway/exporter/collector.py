@@ -1,4 +1,4 @@
-"""The books of a node as Prometheus metrics, read at the moment of the scrape."""
+"""The energy books of a node as Prometheus metrics, read at each scrape."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ExporterMetrics:
     """The metrics of one exporter.
 
     Args:
-        node: Its books.
+        node: The node exporter with the energy books.
     """
 
     def __init__(self, node: NodeExporter) -> None:
@@ -39,7 +39,7 @@ class ExporterMetrics:
         self.registry.register(_NodeCollector(node))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type, in the format that the scraper's ``Accept`` asks for."""
+        """Render the exposition, with its content type, in the format of the scraper's ``Accept`` header."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -53,7 +53,7 @@ class _NodeCollector(Collector):
         return (family_metric(family) for family in EXPORT_METRICS)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the moment; the books are locked while they are copied."""
+        """The families with their present values; the books are locked while they are copied."""
         families = {name: family_metric(family) for name, family in _FAMILIES.items()}
         with self._node.lock:
             _channels(self._node, families)
@@ -130,7 +130,7 @@ def _carbon(node: NodeExporter, families: _Families) -> None:
 
 
 def carbon_labels(series: CarbonSeries) -> tuple[str, str, str, str, str]:
-    """Zone, source, basis, signal and scope of an intensity."""
+    """Labels of an intensity: zone, source, basis, signal and scope."""
     basis = "assumed" if series.quality is Quality.ASSUMED else "live"
     return (series.zone, series.source, basis, series.signal.value, series.scope.value)
 

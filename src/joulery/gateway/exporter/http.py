@@ -1,4 +1,4 @@
-"""A small HTTP server for ``/metrics`` and ``/healthz``: few connections, short time limits, nothing else."""
+"""A small HTTP server for ``/metrics`` and ``/healthz``, with few connections and short time limits."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 from joulery.domain.errors import ConfigError
 
 Render = Callable[[str], tuple[bytes, str]]
-"""The exposition and its content type, by the scraper's ``Accept``."""
+"""Returns the exposition and its content type, by the scraper's ``Accept``."""
 MAX_CONNECTIONS = 16
 TIMEOUT_S = 5.0
 _INDEX = b"joulery export: /metrics for Prometheus, /healthz for probes\n"
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Answers scrapes.
+    """HTTP server that answers scrapes.
 
     Args:
         host, port: Where it listens; port 0 for a free one.
-        render: The exposition, by the scraper's ``Accept``.
-        healthy: Empty while samples are taken, else what is wrong.
-        pointer: The flag that says where, for the error.
-        page: An HTML page for ``/`` and ``/dashboard``, made at each request; None for none.
+        render: Returns the exposition and its content type, by the scraper's ``Accept``.
+        healthy: Returns an error message, empty while samples are taken.
+        pointer: The flag with the address, for the error.
+        page: Returns an HTML page for ``/`` and ``/dashboard``, at each request; None for none.
 
     Raises:
-        ConfigError: It cannot listen there.
+        ConfigError: The address is not available.
     """
 
     daemon_threads = True
@@ -70,7 +70,7 @@ class MetricsServer(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; one connection too many is closed."""
+        """Answer in a thread; close connections beyond the limit."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -84,7 +84,7 @@ class MetricsServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves early is no news."""
+        """Ignore errors of clients that disconnect early."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not logged."""
+        """Do not log scrapes."""
 
     def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response(status)

@@ -1,7 +1,7 @@
-"""The books of a node as OpenTelemetry metrics: the body of one OTLP/HTTP push, in JSON.
+"""The energy books of a node as OpenTelemetry metrics: the body of one OTLP/HTTP push, in JSON.
 
 Names follow OpenTelemetry's semantic conventions for hardware (``hw.energy`` in joules, ``hw.power`` in watts, with
-``hw.id`` and ``hw.type``). Conventions for generative AI name no energy yet: joules of models are
+``hw.id`` and ``hw.type``). Conventions for generative AI do not define energy yet: joules of models are
 ``joulery.model.energy``, with ``gen_ai.request.model`` and ``gen_ai.token.type``. Encoding: opentelemetry-proto 1,
 ``ExportMetricsServiceRequest``.
 """
@@ -21,12 +21,12 @@ _TYPES = {"gpu": "gpu", "cpu": "cpu", "machine": "host"}
 
 
 def otlp_body(node: NodeExporter, host: str, start_ns: int, now_ns: int) -> bytes:
-    """The body of one push.
+    """Encode the body of one push.
 
     Args:
-        node: The books.
+        node: The node exporter with the energy books.
         host: Name of this host.
-        start_ns, now_ns: When the exporter started and now, Unix nanoseconds.
+        start_ns, now_ns: Start of the exporter and present time, Unix nanoseconds.
     """
     points: dict[str, list[dict[str, Any]]] = {}
 

@@ -45,7 +45,7 @@ class SchedulerMetrics:
     """The metrics of a scheduler.
 
     Args:
-        view: What the scheduler's screen shows, made at each scrape.
+        view: Returns the data of the scheduler's dashboard, at each scrape.
     """
 
     def __init__(self, view: Callable[[], Mapping[str, Any]]) -> None:
@@ -53,7 +53,7 @@ class SchedulerMetrics:
         self._registry.register(_JobsCollector(view))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type, in the format that the scraper's ``Accept`` asks for."""
+        """Render the exposition, with its content type, in the format of the scraper's ``Accept`` header."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -67,7 +67,7 @@ class _JobsCollector(Collector):
         return (family_metric(family) for family in SCHEDULER_METRICS)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the moment."""
+        """The families with their present values."""
         view, families = self._view(), {family.name: family_metric(family) for family in SCHEDULER_METRICS}
 
         def add(name: str, labels: tuple[str, ...], value: float) -> None:

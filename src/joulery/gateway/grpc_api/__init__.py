@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over gRPC: what Triton's and KServe's clients speak."""
+"""The Open Inference Protocol over gRPC, as used by Triton's and KServe's clients."""

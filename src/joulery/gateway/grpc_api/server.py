@@ -1,4 +1,4 @@
-"""The gRPC server beside the gateway's HTTP server: the same engine, limits, token, records and figures."""
+"""The gateway's gRPC server, with the same engine, limits, token, records and figures as its HTTP server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CODES = {
     Outcome.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     Outcome.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""The gRPC status of every outcome but an answer."""
+"""The gRPC status of every outcome except success."""
 
 Context = Any
 """grpc.aio.ServicerContext; grpcio has no types."""
@@ -43,17 +43,17 @@ class GrpcServer:
     """The Open Inference Protocol over gRPC. Use ``start`` and ``stop`` on one event loop.
 
     Args:
-        gateway: What answers; its engine may change.
+        gateway: The gateway that answers; its engine may change.
         host: Where to listen.
         port: Where to listen; 0 for a free one.
         token: Bearer token that a request must carry in its metadata (``authorization``); None for none.
         tls: Its certificate and key; None for plain text.
         drain_s: How long a stop waits for running requests.
-        joined: Whether it belongs to one of several gateways: their limits come when they have joined.
+        joined: Whether the gateway is one of several, which receive their limits once they have joined.
         shared_port: Whether other gateways listen on the same port (``SO_REUSEPORT``).
 
     Raises:
-        ConfigError: It would listen beyond this machine without a token.
+        ConfigError: The host is reachable from other machines and there is no token.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class GrpcServer:
             await server.stop(self.drain_s)
 
     def _handlers(self) -> dict[str, Any]:
-        """The methods of the service; whether the server lives is open to anybody."""
+        """The methods of the service; ``ServerLive`` needs no token."""
         methods: dict[str, tuple[Callable[..., Awaitable[Any]], Any, Any]] = {
             "ServerLive": (self._live, messages.ServerLiveRequest, messages.ServerLiveResponse),
             "ServerReady": (self._guarded(self._ready), messages.ServerReadyRequest, messages.ServerReadyResponse),
@@ -143,7 +143,7 @@ class GrpcServer:
         }
 
     def _guarded(self, method: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
-        """A method that asks for the token, and turns its errors into statuses."""
+        """Wrap a method: check the token, and convert errors to statuses."""
 
         async def guarded(message: Any, context: Context) -> Any:
             if self._credential is not None:
@@ -177,7 +177,7 @@ class GrpcServer:
         return messages.ModelMetadataResponse(**self.gateway.model_metadata(message.name, message.version))
 
     async def _infer(self, message: messages.ModelInferRequest, context: Context) -> messages.ModelInferResponse:
-        """One inference request, from its arrival to its record."""
+        """Handle an inference request, from its arrival to its record."""
         arrival_s, service, size = unix_s(), message.model_name, message.ByteSize()
         gateway = self.gateway
         try:
@@ -206,7 +206,7 @@ class GrpcServer:
 
 
 def _credentials(tls: TlsFiles) -> Any:
-    """The server's certificate and key.
+    """Load the server's certificate and key.
 
     Raises:
         ConfigError: They cannot be used.
@@ -220,7 +220,7 @@ def _credentials(tls: TlsFiles) -> Any:
 
 
 async def _abort(context: Context, error: RequestError, share: EnergyShare | None) -> None:
-    """End a call with the status of an error, what it cost, and when to try again."""
+    """End a call with the status of an error, its cost, and the time to try again."""
     missing = isinstance(error, RefusedError) and error.status == 404
     costs = costs_of(error.variant, share)
     metadata = [(name, cost if isinstance(cost, str) else f"{cost:.6g}") for name, cost in costs.items()]

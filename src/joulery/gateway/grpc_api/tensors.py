@@ -1,8 +1,8 @@
-"""Messages of the gRPC protocol to arrays and back.
+"""Convert messages of the gRPC protocol to arrays and back.
 
-Tensors come as one of two forms, all inputs of a request in the same: elements in typed fields, or raw bytes as in the
-binary extension of the HTTP protocol. The answer takes the form of the request; FP16, for which there is no typed
-field, makes it raw.
+Tensors have one of two forms, which all inputs of a request share: elements in typed fields, or raw bytes as in the
+binary extension of the HTTP protocol. The answer has the form of the request, but is raw if it contains FP16, for which
+there is no typed field.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ FIELDS: Mapping[str, str] = {
 
 
 def parse(message: messages.ModelInferRequest, timeout_s: float | None = None) -> InferRequest:
-    """The request in a message.
+    """Parse the request in a message.
 
     Args:
-        message: What a client sent.
+        message: The message of a client.
         timeout_s: How long the client waits; None for the engine's own limit.
 
     Raises:
-        RequestError: It is not a request of the protocol.
+        RequestError: The message is not a request of the protocol.
     """
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
@@ -61,7 +61,7 @@ def parse(message: messages.ModelInferRequest, timeout_s: float | None = None) -
 def render(
     message: messages.ModelInferRequest, variant: str, outputs: Mapping[str, Tensor], share: EnergyShare | None
 ) -> messages.ModelInferResponse:
-    """The answer to a request, with what it cost as parameters; what is not known is not there.
+    """Encode the answer to a request, with its cost as parameters; unknown figures are left out.
 
     Raises:
         DataError: An output is of a type that the protocol cannot carry.
@@ -84,7 +84,7 @@ def render(
 
 
 def costs_of(variant: str, share: EnergyShare | None) -> dict[str, str | float]:
-    """The variant that answered and its cost, by the names of the HTTP headers."""
+    """The variant that answered and its cost, named like the HTTP headers."""
     found: dict[str, str | float] = {"x-joulery-variant": variant} if variant else {}
     if share is not None:
         found |= {"x-joulery-energy-j": share.energy_j, "x-joulery-quality": share.quality.value}

@@ -1,1 +1,1 @@
-"""A gateway that shares its engine with others: its health, metrics, pages and labels."""
+"""Gateways that share an engine: their metrics, pages, labels and language models."""

@@ -1,4 +1,4 @@
-"""The routes beside the inference protocol where gateways share an engine: the controller makes the pages.
+"""The routes outside the inference protocol where gateways share an engine: the controller renders the pages.
 
 While the controller is away a gateway answers ``/metrics`` with its own metrics, and other pages with 503.
 """
@@ -24,10 +24,10 @@ _LENGTH = b"content-length"
 
 
 def forwarding_app(page: Page, own: CollectorRegistry) -> Starlette:
-    """The application of a gateway for everything outside ``/v2``.
+    """Create the application of a gateway for all paths outside ``/v2``.
 
     Args:
-        page: Asks the controller.
+        page: Requests a page from the controller.
         own: The gateway's own metrics.
     """
 
@@ -46,11 +46,11 @@ def forwarding_app(page: Page, own: CollectorRegistry) -> Starlette:
 
 
 async def page_of(app: Any, path: str, query: str, accept: str) -> PageAnswer:
-    """A page that an ASGI application makes.
+    """Render a page with an ASGI application.
 
     Args:
         app: The application.
-        path, query, accept: Of a GET request.
+        path, query, accept: Path, query and accepted types of a GET request.
     """
     scope = {
         "type": "http",

@@ -1,7 +1,7 @@
 """The OpenAI API where several gateways share the language models of one controller.
 
-A gateway reads requests within its limits and passes them on; the controller has the one queue of each model, orders
-it, and charges each answer once. An answer comes back as it is made, so a stream stays a stream.
+A gateway reads requests within its limits and forwards them; the controller has a single queue per model, orders it,
+and charges each answer once. An answer is returned as it is generated, so that a stream remains a stream.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_ONE_CONNECTION = frozenset(
     {b"authorization", b"connection", b"content-length", b"host", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 Stream = Callable[[RelayedRequest], AsyncGenerator[RelayedPart, None]]
-"""Passes a request on and yields the parts of its answer."""
+"""Forwards a request and yields the parts of its answer."""
 
 
 class RelayedText:
@@ -36,7 +36,7 @@ class RelayedText:
     Args:
         stream: Passes a request on to the controller.
         bodies: Reads requests within the gateway's limits.
-        is_ready: Whether the controller's language models can answer.
+        is_ready: Returns whether the controller's language models can answer.
     """
 
     def __init__(self, stream: Stream, bodies: BodyReader, is_ready: Callable[[], bool]) -> None:
@@ -48,10 +48,10 @@ class RelayedText:
         return self._is_ready()
 
     async def __call__(self, scope: Scope, exchange: Exchange | None, receive: Receive, send: Send) -> None:
-        """Pass one request on, and its answer back.
+        """Forward a request, and return its answer to the client.
 
         Raises:
-            RefusedError: It is not passed on.
+            RefusedError: The request is not forwarded.
         """
         if exchange is not None:
             exchange.begin()
@@ -81,7 +81,7 @@ class RelayedText:
 
 
 class _Answer:
-    """An answer as the client gets it."""
+    """Sends an answer to the client."""
 
     def __init__(self, send: Send, exchange: Exchange | None) -> None:
         self._send, self._exchange, self._streams, self._begun = send, exchange, False, False
@@ -100,7 +100,7 @@ class _Answer:
             await self._send({"type": "http.response.body", "body": part.body, "more_body": part.more})
 
     async def fail(self, error: RequestError) -> None:
-        """End it without an answer; a stream that has begun says why and ends without its last word."""
+        """End the answer with an error; a stream that has begun ends with the error, without its closing event."""
         content = orjson.dumps(error_document(error))
         if self._begun:
             body = b"data: " + content + b"\n\n" if self._streams else b""
@@ -113,23 +113,23 @@ class _Answer:
 
 
 class _Elsewhere:
-    """The exchange of a request whose client is at another gateway. A cancelled task needs no answer."""
+    """Exchange of a request whose client is connected to another process. A cancelled task needs no answer."""
 
     lost = True
 
     def begin(self) -> None:
-        """Nothing: the gateway watches the client."""
+        """Do nothing: the gateway watches the client."""
 
     def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def answer(self, status: int, headers: Headers, body: bytes, *, last: bool = False) -> bool:
-        """False: the answer goes the long way."""
+        """Return False: the answer is sent as ASGI messages."""
         return False
 
 
 async def answer_relayed(routes: MountedRoutes | None, request: RelayedRequest, passed: Passed) -> None:
-    """Answer a request that a gateway has passed on; cancelled when its client goes away.
+    """Answer a request that a gateway has forwarded; cancelled when its client disconnects.
 
     Args:
         routes: The language models; None where there are none.

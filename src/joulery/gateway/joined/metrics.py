@@ -1,4 +1,4 @@
-"""Metrics of gateways that share an engine: each exports its own, the controller those of all."""
+"""Metrics of gateways that share an engine: each gateway exports its own, the controller those of all."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Joined(Protocol):
 
     @property
     def joined(self) -> bool:
-        """Whether it is reached."""
+        """Whether the gateway is connected to the engine server."""
         ...
 
     @property
     def controller_away_s(self) -> float | None:
-        """Seconds since its controller was lost; None while there is one."""
+        """Seconds since the engine server lost its controller; None while it has one."""
         ...
 
 
@@ -97,8 +97,8 @@ class OwnMetrics(Collector):
     """A gateway's own metrics.
 
     Args:
-        gateway: Its name.
-        engine: What it knows of the engine server.
+        gateway: Name of the gateway.
+        engine: Its view of the engine server.
     """
 
     def __init__(self, gateway: str, engine: Joined) -> None:
@@ -114,7 +114,7 @@ class OwnMetrics(Collector):
         return (family_metric(family) for family in OWN_METRICS)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the moment."""
+        """The families with their present values."""
         requests, engine, controller, away = (family_metric(family) for family in OWN_METRICS)
         for outcome, count in sorted(self._outcomes.items()):
             requests.add_metric((self._gateway, outcome), count)
@@ -126,10 +126,10 @@ class OwnMetrics(Collector):
 
 
 class SiteMetrics(Collector):
-    """All gateways, as the controller sees them.
+    """Metrics of all gateways, as the controller sees them.
 
     Args:
-        gateways: Returns them.
+        gateways: Returns the gateways.
     """
 
     def __init__(self, gateways: Callable[[], Sequence[SeenGateway]]) -> None:
@@ -140,7 +140,7 @@ class SiteMetrics(Collector):
         return (family_metric(family) for family in SITE_METRICS)
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the moment."""
+        """The families with their present values."""
         joined, received, ended, connections = (family_metric(family) for family in SITE_METRICS)
         for one in self._gateways():
             name = self._names(one.name)

@@ -1,4 +1,4 @@
-"""Published coefficients, typed in with their source. Facts, not measurements of this machine."""
+"""Published coefficients with their sources. They are not measurements of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def profile(name: str) -> InterferenceProfile:
     """The published profile of a GPU type.
 
     Raises:
-        ConfigError: The catalog has none of that name.
+        ConfigError: The catalog has no GPU type of that name.
     """
     if name not in _PROFILES:
         near = difflib.get_close_matches(name, _PROFILES, n=2)

@@ -1,9 +1,9 @@
 """Operators of the fifteen models of μ-Serve's Table 1 (ATC'24), from their public architectures.
 
-The paper does not say which inputs its latencies are for; these are what reaches them on the emulated V100: 32-bit
-floats; models that do not generate take a batch of 8 (512 tokens, or images of 224 × 224); models that do take one
+The paper does not state the inputs of its latencies; these inputs reach them on the emulated V100: 32-bit floats;
+models that do not generate take a batch of 8 (512 tokens, or images of 224 × 224); models that generate take one
 prompt of 512 tokens (*prefill*) and generate 64 tokens with a key-value cache (*decode*). The encoder-decoder Switch
-models hold a dense block in every layer and experts in every other, run one after the other.
+models have a dense block in every layer and experts in every other layer, run one after the other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Transformer:
         layers: Blocks (of the encoder and as many of the decoder, with experts).
         width: Size of a token's vector.
         heads: Attention heads.
-        vocabulary: Tokens it knows; 0 where no logits are computed.
+        vocabulary: Tokens of its vocabulary; 0 where no logits are computed.
         hidden: Width of the inner layer of a block.
         batch: Sequences at once.
         experts: Experts of every other block; 0 for none.
-        embeddings: Rows of a table of embeddings that does not also make the logits.
+        embeddings: Rows of an embedding table that is not also used for the logits.
     """
 
     layers: int
@@ -110,7 +110,7 @@ def published_latency_s(name: str) -> float:
 
 
 def operations_of(name: str) -> tuple[OperationCost, ...]:
-    """The operators of a model in topological order; those of a decoding step stand once and count every step.
+    """The operators of a model in topological order; those of decoding are listed once, with a count over all steps.
 
     Raises:
         ConfigError: No such model.
@@ -141,7 +141,7 @@ def _check(name: str) -> None:
 
 
 def _pass(model: Transformer, phase: str, tokens: int, keys: float) -> Iterator[OperationCost]:
-    """One pass over ``tokens`` new tokens a sequence, each looking at ``keys`` tokens on average."""
+    """One pass over ``tokens`` new tokens a sequence, each of which attends to ``keys`` tokens on average."""
     rows, width = model.batch * tokens, model.width
     if not model.experts:
         yield _op("embed", "gather", phase, 0.0, 2.0 * rows * width, rows * width, model.embeddings * width)
@@ -194,7 +194,7 @@ def _cross_attention(model: Transformer, phase: str, rows: int) -> Iterator[Oper
 
 
 def _experts(model: Transformer, phase: str, rows: int) -> Iterator[OperationCost]:
-    """The router, and the experts: all of them in prefill, the one a token is sent to in decoding."""
+    """The router and the experts: all experts in prefill, one expert for the token in decoding."""
     width, vectors, weights = model.width, rows * model.width, 2.0 * model.width * model.hidden
     choices = rows * model.experts
     run = model.experts if rows > 1 else 1

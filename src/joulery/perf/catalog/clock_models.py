@@ -18,10 +18,10 @@ from joulery.perf.power.clock_curves import V100, ClockModel
 
 
 def _carried_over(name: str, facts: GpuTypeFacts) -> ClockModel:
-    """A GPU type with its own data sheet and the V100's shape.
+    """Emulate a GPU type with its own data sheet and the V100's curve shapes.
 
     Raises:
-        ValueError: The catalog does not know its clocks.
+        ValueError: The catalog does not contain its clocks.
     """
     if facts.max_mhz is None or facts.min_mhz is None:
         raise ValueError(f"the clocks of {facts.name} are unknown")
@@ -55,10 +55,10 @@ _MODELS = {"v100": V100, "a100": A100, "h100": H100}
 
 
 def clock_model(name: str) -> ClockModel:
-    """The emulated GPU type of a name, whatever its case.
+    """Find an emulated GPU type by its name; upper and lower case are equal.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no emulated GPU type of that name.
     """
     try:
         return _MODELS[name.lower()]

@@ -1,4 +1,4 @@
-"""The three services of the Clover paper as a profile calibrated on eighteen measured points: not measured itself.
+"""The three services of the Clover paper, as a profile calibrated on eighteen measured points, not itself measured.
 
 :func:`joulery.sim.queues.pull_fit.fit` found host and device times, joules, contention, jitter and idle power from
 :data:`CLOVER_POINTS`, starting from round numbers. Only YOLOv5 l, x, x6, EfficientNet b3, b7 and ALBERT base, large,
@@ -18,7 +18,7 @@ _PROFILES = ("7g.40gb", "4g.20gb", "3g.20gb", "2g.10gb", "1g.5gb")
 
 
 def _slowdown(*on_slices: float) -> Mapping[str, float]:
-    """Device time on 4g, 3g, 2g, 1g relative to the whole GPU; fewer numbers, fewer slices that it fits."""
+    """Device time on 4g, 3g, 2g, 1g relative to the whole GPU; the model does not fit slices without a number."""
     return MappingProxyType(dict(zip(_PROFILES, (1.0, *on_slices), strict=False)))
 
 

@@ -1,4 +1,4 @@
-"""Measured runs of three language models on H100 and B200: what plans stand on where a site names no runs of its own.
+"""Measured runs of three language models on H100 and B200, for plans of sites that name no runs of their own.
 
 Source: The ML.ENERGY Benchmark v3 (Chung et al., NeurIPS Datasets and Benchmarks 2025), leaderboard data of
 2026-02-27, Apache-2.0; task lm-arena-chat, vLLM, BF16 weights, power of all GPUs of the replica without the host.
@@ -76,7 +76,7 @@ tokens a second, and the median and 99th percentile of the time between tokens i
 
 
 def published_runs() -> tuple[LlmRun, ...]:
-    """The runs as nouns."""
+    """The published runs as :class:`LlmRun` objects."""
     return tuple(
         LlmRun(
             llm_point(

@@ -15,13 +15,13 @@ CLOCKS_MHZ: tuple[float, ...] = (200, 300, 400, 500, 600, 700, 800, 900, 1000, 1
 
 @dataclass(frozen=True, slots=True)
 class EmulatedModel:
-    """One model.
+    """One model with its latency at each clock.
 
     Attributes:
-        name: As in Table 1.
-        autoregressive: Its work grows with the length of the answer.
+        name: Name as in Table 1.
+        autoregressive: Whether its work grows with the length of the answer.
         sensitivity: Score between 690 and 1380 MHz.
-        latency_s: One pass at each of ``CLOCKS_MHZ``.
+        latency_s: Time of one pass at each of ``CLOCKS_MHZ``.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Starting point of the fit of a pull service: round numbers tied to measurements, only the slowdowns looked up.
+"""Starting point for the fit of a pull service: round numbers scaled to measurements, with published slowdowns.
 
-Slowdowns on MIG slices cannot come from a few points of whole services. They are those of published measurements of
-models of like size (:mod:`joulery.perf.catalog.clover_services`): of the variant itself where the catalog has it, of
-the class that its rank in the family suggests where not.
+Slowdowns on MIG slices cannot be derived from a few points of whole services. They are those of published measurements
+of models of similar size (:mod:`joulery.perf.catalog.clover_services`): of the variant itself where the catalog has it,
+else of the class that corresponds to its rank in the family.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _FAMILY = CLOVER_SERVICES["efficientnet"].variants
 def starting_costs(
     name: str, accuracy_ratio: Mapping[str, float], points: Sequence[PullPoint], gpus: int, source: str
 ) -> ServiceCosts:
-    """Rough costs of a service.
+    """Estimate rough costs of a service.
 
-    The most accurate variant under the lightest load sets the scale: of its latency about half is host time and a fifth
-    device time, of its joules two thirds are idle power.
+    The most accurate variant under the lightest load sets the scale: about half of its latency is host time and a fifth
+    is device time; two thirds of its joules are idle power.
 
     Args:
         name: The service.
         accuracy_ratio: Accuracy of each variant alone.
-        points: What was measured.
+        points: The measured points.
         gpus: GPUs that served it.
-        source: Where the points come from.
+        source: Origin of the points.
 
     Raises:
-        DataError: A point shows a variant without an accuracy, or there is no point.
+        DataError: A point contains a variant without an accuracy, or there is no point.
     """
     if not points:
         raise DataError(f"no measured point of {name!r} to start from")

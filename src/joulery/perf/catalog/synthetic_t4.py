@@ -20,7 +20,7 @@ _KERNELS = {"alexnet": 16.0, "resnet50": 71.0, "vgg19": 29.0, "ssd": 89.0}
 
 
 def synthetic_t4(slowdown: float) -> InterferenceProfile:
-    """A made-up T4 that is ``slowdown`` times slower than the V100 of the paper."""
+    """Generate a synthetic T4 that is ``slowdown`` times slower than the V100 of the paper."""
     cap_w = 70.0
     watts = cap_w / V100.gpu.power_cap_w
     gpu = GpuCoefficients(

@@ -152,11 +152,11 @@ V100_REFIT = InterferenceProfile(
     quality=Quality.ASSUMED,
     bands=MappingProxyType({"alexnet": 0.059, "resnet50": 0.081, "vgg19": 0.041, "ssd": 0.037}),
 )
-"""Fitted once more: a second opinion for simulations to call the truth.
+"""A second, independent fit, which simulations take as the truth.
 
 The paper's own equations with a cache and a PCIe factor per model, fitted in one go (least squares of the relative
 error, soft L1) to the 648 solo latencies and the 1,500 latencies of 750 co-located pairs the authors published: k1 to
 k5 and both factors of each model, and the slope of the clock. Mean absolute error: 1.5 % alone, 2.4 % in pairs (the
-paper's coefficients have 3.6 % there). It differs from ``V100_CALIBRATED`` in what it lets vary and how it is fitted;
-a plan made with one of them is not judged by itself on the other.
+paper's coefficients have 3.6 % there). It differs from ``V100_CALIBRATED`` in the varied coefficients and in the method
+of the fit, so that a plan made with one of them can be evaluated on the other.
 """

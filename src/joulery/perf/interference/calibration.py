@@ -1,7 +1,7 @@
 """The calibrated form of the predictor: co-location terms fitted on measured pairs.
 
-The paper derives the contention terms of a model from one run beside a copy of itself, and takes PCIe for
-contention-free. Where latencies of co-located pairs were measured, more can be learned from them. The form stays that
+The paper derives the contention terms of a model from one run beside a copy of itself, and assumes PCIe to be free of
+contention. Where latencies of co-located pairs were measured, more terms can be fitted. The form stays that
 of Eqs. 1-11; per model, fitted jointly on all solo latencies and all pairs by relative error:
 
 * ``k1..k5`` (Eq. 11),
@@ -9,8 +9,8 @@ of Eqs. 1-11; per model, fitted jointly on all solo latencies and all pairs by r
 * ``pcie_contention``: transfers of a shared GPU take this many times longer, at least 1,
 * ``shared_launch_ms``: launch delay added once the GPU is shared, at least 0,
 
-and for the GPU ``clock_mhz_per_w``. Everything else (bytes, kernels, power and cache lines) is taken from the profile
-one starts from. Errors beyond a few per cent count linearly (soft L1), so that outliers do not steer the fit.
+and for the GPU ``clock_mhz_per_w``. Everything else (bytes, kernels, power and cache lines) is taken from the starting
+profile. Errors beyond a few per cent count linearly (soft L1), so that outliers do not dominate the fit.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _SOLO_WEIGHT = 0.3
 _OUTLIER_RATIO = 0.01
 """Relative error from which on errors count linearly."""
 _FASTEST_CACHE_PERCENT = 30.0
-"""L2 utilisation a model of unknown cache use is taken to have at its highest measured throughput."""
+"""L2 utilisation assumed for a model of unknown cache use at its highest measured throughput."""
 _PAIRS_MIN = 10
-"""Fewer pairs say too little about the co-location terms."""
+"""Least number of pairs from which the co-location terms can be fitted."""
 
 
 class SoloLatency(NamedTuple):
@@ -49,7 +49,7 @@ class SoloLatency(NamedTuple):
 
 
 class PairLatency(NamedTuple):
-    """Measured latencies of two processes side by side (transfers included)."""
+    """Measured latencies of two co-located processes (transfers included)."""
 
     model_1: str
     batch_1: int
@@ -75,15 +75,15 @@ def calibrate(
         start: The profile whose bytes, kernels, power and cache lines are kept, and where the search starts.
         solo: Solo latencies; every model of ``start`` that is in ``pairs`` needs some.
         pairs: Latencies of co-located pairs.
-        source: Where the measurements come from, in words.
+        source: Origin of the measurements, as text.
         monotone: Keep k1 to k5 at 0 or above, so that a larger batch is never less work and a larger share never more
-            time, beyond what was measured too: for few and noisy runs.
+            time, even outside the measured range: for few and noisy runs.
 
     Returns:
         The calibrated profile, errors on the fitted data and on pairs held out in turn included.
 
     Raises:
-        DataError: A model was measured that ``start`` does not know, or too little was measured.
+        DataError: A measured model is not in ``start``, or there are too few measurements.
     """
     data = _Data(start, solo, pairs, monotone=monotone)
     everything = np.ones(len(data.own_ms), bool)
@@ -97,12 +97,12 @@ def calibrate(
 
 
 def starting_profile(base: InterferenceProfile, solo: Sequence[SoloLatency]) -> InterferenceProfile:
-    """A profile that holds every measured model: those of ``base``, and estimates for the rest.
+    """A profile that contains every measured model: those of ``base``, and estimates for the rest.
 
-    Of a model that ``base`` does not know only the solo latencies are known. Eq. 11 is fitted to them; transfers and
-    kernel launches are taken to be part of it, its power as 0 (its clock is never lowered), and its use of the L2 cache
-    as proportional to its throughput, with a guess for the factor that the fit of the sensitivities makes up for. The
-    profile's notes say so.
+    For a model that is not in ``base``, only the solo latencies are known. Eq. 11 is fitted to them; transfers and
+    kernel launches are assumed to be part of it, its power to be 0 (its clock is never lowered), and its use of the L2
+    cache to be proportional to its throughput, with an assumed factor that the fit of the sensitivities compensates.
+    The profile's notes state this.
 
     Raises:
         DataError: A model has too few solo latencies to fit Eq. 11.
@@ -144,7 +144,7 @@ def held_out_batches(pairs: Iterable[PairLatency]) -> tuple[int, ...]:
 
 
 def _held_out(data: _Data, batches: Sequence[int]) -> tuple[ModelFit, ...]:
-    """Errors on pairs the fit never saw: in turn, all pairs with one of the batches are left out of the fit."""
+    """Errors on pairs outside the fit: in turn, all pairs with one of the batches are left out of the fit."""
     errors, models = [], []
     for batch in batches:
         unseen = (data.own.batch == batch) | (data.other.batch == batch)
@@ -191,12 +191,12 @@ class _Rows(NamedTuple):
     share_percent: FloatArray
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> _Rows:
-        """Some of them."""
+        """The chosen processes."""
         return _Rows(self.model[chosen], self.batch[chosen], self.share_percent[chosen])
 
 
 class _Data:
-    """The measurements as arrays, and Eqs. 1-11 on them. A pair counts twice, once for each of its processes."""
+    """The measurements as arrays, and Eqs. 1-11 applied to them. A pair counts twice, once for each process."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class _Data:
         return model.k1, model.k2, model.k3, model.k4, model.k5
 
     def terms(self, vector: FloatArray) -> _Terms:
-        """The coefficients behind a vector of the search."""
+        """Convert a vector of the search to coefficients."""
         n = len(self.names)
         k, cache, pcie, launch, clock = np.split(vector, [5 * n, 6 * n, 7 * n, 8 * n])
         sensitivity = np.array([max(self.start.models[name].cache_sensitivity, 1e-4) for name in self.names])

@@ -1,4 +1,4 @@
-"""An interference profile as a JSON-ready object and back (schema ``joulery.interference/1``)."""
+"""Conversion of interference profiles to JSON-ready objects and back (schema ``joulery.interference/1``)."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def _fit_document(fit: ModelFit) -> dict[str, Any]:
 
 
 def from_document(document: Any, *, file: str | None = None) -> InterferenceProfile:
-    """The profile behind a JSON object.
+    """Read a profile from a JSON object.
 
     Raises:
-        DataError: Another schema, a missing or unknown coefficient, or a value that makes no prediction possible.
+        DataError: Another schema, a missing or unknown coefficient, or a value with which no prediction is possible.
     """
     if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
         got = document.get("schema") if isinstance(document, Mapping) else type(document).__name__
@@ -105,10 +105,10 @@ def _coefficients(kind: type[T], values: Any, name: str, file: str | None) -> T:
 
 
 def check_profile(profile: InterferenceProfile, *, file: str | None = None) -> None:
-    """Refuse coefficients with which the equations make no sense.
+    """Reject coefficients with which the equations are meaningless.
 
     Raises:
-        DataError: Which coefficient of what, and what it has to be.
+        DataError: A coefficient is out of range; the message names it.
     """
     gpu = profile.gpu
     for name, good in (

@@ -1,8 +1,8 @@
-"""From profiling runs to the coefficients of Eqs. 1-11, the way the paper derives them (section 3.1).
+"""Fit of the coefficients of Eqs. 1-11 to profiling runs, as the paper derives them (section 3.1).
 
 Few runs suffice: nine solo points a model (three batches by three shares), three cache readings, one run of two copies,
 and one to five copies of one model for the hardware. All fits are least squares; Eq. 11 is linear in all but ``k4``, so
-the five of them are found by a search over ``k4`` alone, which has one minimum and needs no starting guess.
+its five coefficients are found by a search over ``k4`` alone, which has one minimum and needs no starting value.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from joulery.perf.interference.model import (
 )
 
 _FINITE_RATIO = 0.9
-"""``k4`` stays so far from making the smallest share infinitely slow."""
+"""Limit of ``-k4`` as a ratio of the smallest share, which would be infinitely slow at 1."""
 _LEAST_WORK_RATIO = 1e-6
 
 
 class SoloPoint(NamedTuple):
-    """One solo run: what a model alone took, drew and clocked.
+    """One solo run: time, power and clock of a model alone.
 
     Attributes:
         batch: Batch size.
@@ -59,7 +59,7 @@ class CachePoint(NamedTuple):
 
 
 class CopiesPoint(NamedTuple):
-    """Equal copies of one model side by side on one GPU.
+    """One run of equal copies of one model on one GPU.
 
     Attributes:
         power_w: Power of the board.
@@ -94,7 +94,7 @@ class GpuRuns:
 
     Attributes:
         name: GPU type.
-        power_cap_w, clock_max_mhz, idle_w, pcie_bytes_per_ms, unit_percent: Read off the device.
+        power_cap_w, clock_max_mhz, idle_w, pcie_bytes_per_ms, unit_percent: Properties of the device.
         copies: Runs of 1, 2, 3 ... equal copies.
     """
 
@@ -114,7 +114,7 @@ class ModelRuns:
     Attributes:
         load_bytes, feedback_bytes: Input and result of one request.
         kernels: Kernels of one inference.
-        launch_ms: Their launch delay in all when alone.
+        launch_ms: Their total launch delay when alone.
         points: Solo runs; at least five, of two batches and two shares or more.
         cache: Solo runs under a cache profiler, at least two.
         two_copies: The co-location run.
@@ -130,7 +130,7 @@ class ModelRuns:
 
 
 def fit_gpu(runs: GpuRuns) -> GpuCoefficients:
-    """Clock against power, launch delay against the number of processes (Eqs. 6 and 9).
+    """Fit the clock against power, and the launch delay against the number of processes (Eqs. 6 and 9).
 
     Raises:
         DataError: Fewer than three runs of copies.
@@ -152,7 +152,7 @@ def fit_gpu(runs: GpuRuns) -> GpuCoefficients:
 
 
 def _clock_slope(runs: GpuRuns) -> float:
-    """alpha_f: a throttled board reads its cap, so the demand behind it is extrapolated from the unthrottled runs."""
+    """alpha_f: a throttled board reports its cap, so its demand is extrapolated from the unthrottled runs."""
     throttled = [point.clock_mhz < runs.clock_max_mhz - 1 for point in runs.copies]
     first = throttled.index(True) if True in throttled else len(throttled)
     if first < 2:
@@ -169,13 +169,13 @@ def _clock_slope(runs: GpuRuns) -> float:
 
 
 def _delay(runs: GpuRuns) -> tuple[float, float]:
-    """alpha_sch and beta_sch: what a kernel waits at full clock beyond what it waits alone, against the copies."""
+    """alpha_sch and beta_sch: a kernel's wait at full clock beyond its wait alone, against the number of copies."""
     waits = [point.idle_per_kernel_ms * point.clock_mhz / runs.clock_max_mhz for point in runs.copies]
     return _line(np.arange(2.0, len(waits) + 1), np.array(waits[1:]) - waits[0])
 
 
 def fit_model(gpu: GpuCoefficients, runs: ModelRuns) -> ModelCoefficients:
-    """All coefficients of one model (Eq. 11 and the two lines below it, alpha_cache of Eq. 8).
+    """Fit all coefficients of one model (Eq. 11 and the two lines below it, alpha_cache of Eq. 8).
 
     Raises:
         DataError: The runs do not determine the coefficients.
@@ -218,10 +218,10 @@ def fit_active(
     *,
     unit_percent: float | None = None,
 ) -> tuple[float, float, float, float, float]:
-    """k1..k5 of Eq. 11 by weighted least squares.
+    """Fit k1..k5 of Eq. 11 by weighted least squares.
 
-    Times of a busy machine scatter, and the best fit of all may make a small share infinitely slow, or a batch no work.
-    Then the best fit that does not is returned; its error says how far the times are from it.
+    Times of a busy machine scatter, and the best fit may make a small share infinitely slow, or give a batch no work.
+    Then the best fit that avoids both is returned; its error states the distance to the times.
 
     Args:
         batch, share_percent, active_ms: The runs, float64[n].
@@ -271,7 +271,7 @@ def _least_squares(design: FloatArray, wanted: FloatArray) -> FloatArray:
 
 
 def _least_squares_above_0(design: FloatArray, wanted: FloatArray) -> FloatArray:
-    """The same with no coefficient below 0, and the work of a batch a little above it."""
+    """Least squares with no coefficient below 0, and the work of a batch a little above 0."""
     from scipy.optimize import nnls
 
     found, _ = nnls(design, wanted)

@@ -1,10 +1,10 @@
 """Slowdown of co-located inference: Eqs. 1-11 of iGniter (Xu et al., TPDS 34(3), 2023, section 3.1).
 
-The model of one GPU needs three sums of its neighbours: how many there are, the power they ask for and the share of
-the L2 cache they use. :class:`Neighbourhood` keeps these sums, so adding or removing a neighbour costs O(1).
+The model of one GPU needs three sums over its processes: their number, their power demand and the share of the L2 cache
+they use. :class:`Neighbourhood` keeps these sums, so adding or removing a neighbour costs O(1).
 
-Coefficients are kept in the units they are published in (ms, percent of the SMs, bytes, W, MHz), because plans are
-compared digit for digit with the published ones; everything that leaves the planner is in SI units.
+Coefficients keep their published units (ms, percent of the SMs, bytes, W, MHz), because plans are compared digit for
+digit with the published ones; all results of the planner are in SI units.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from joulery.domain.quality import Quality
 from joulery.domain.quantile import quantile_of
 
 LARGEST_BATCH = 32
-"""Every batch up to this has to be work: the paper's largest."""
+"""Every batch up to this size must have work above 0; it is the paper's largest batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class Solo(NamedTuple):
 
 
 class Neighbourhood(NamedTuple):
-    """Everything about a GPU that affects its processes: their number, power and cache use, summed.
+    """The sums over a GPU's processes that affect each of them: number, power and cache use.
 
     Attributes:
-        processes: How many there are.
+        processes: Number of processes.
         power_w: Sum of their solo power.
         cache_percent: Sum of their solo L2 utilisation.
     """
@@ -114,7 +114,7 @@ class Neighbourhood(NamedTuple):
     cache_percent: float = 0.0
 
     def with_process(self, solo: Solo) -> Neighbourhood:
-        """The GPU with one process more; O(1)."""
+        """Add one process to the sums; O(1)."""
         return Neighbourhood(self.processes + 1, self.power_w + solo.power_w, self.cache_percent + solo.cache_percent)
 
 
@@ -154,7 +154,7 @@ def work(model: ModelCoefficients, batch: float) -> float:
 
 
 def demand_w(gpu: GpuCoefficients, around: Neighbourhood) -> float:
-    """Power the whole GPU asks for (Eq. 10)."""
+    """Power demand of the whole GPU (Eq. 10)."""
     return gpu.idle_w + around.power_w
 
 
@@ -200,8 +200,8 @@ class ModelFit:
     """Errors of one model's coefficients against a set of measurements.
 
     Attributes:
-        model: Which model.
-        data: What was predicted: ``solo``, ``pairs``, or ``held-out pairs``, which the fit never saw.
+        model: The model.
+        data: The measurements: ``solo``, ``pairs``, or ``held-out pairs``, which are not part of the fit.
         error_ratio: Predicted over measured, minus 1, one a measurement, in the order of the measurements.
     """
 
@@ -231,16 +231,16 @@ class ModelFit:
 
 @dataclass(frozen=True, slots=True)
 class InterferenceProfile:
-    """Everything the predictor knows of one GPU type.
+    """All coefficients of the predictor for one GPU type.
 
     Attributes:
         gpu: Hardware coefficients.
         models: Coefficients by model name.
         form: ``igniter`` (the paper's) or ``calibrated`` (co-location terms fitted on measured pairs).
-        source: Where the coefficients come from, in words.
+        source: Origin of the coefficients, as text.
         quality: Measured here, modelled, or assumed.
         fits: Fit quality; empty when the coefficients were typed in.
-        notes: What had to be estimated, in words.
+        notes: Estimated values, as text.
         bands: Published coefficients: how much longer 1 measurement in 20 took than predicted, by model, where the
             measurements themselves are not part of the profile.
     """
@@ -257,7 +257,7 @@ class InterferenceProfile:
     def error_band(self, model: str, quantile: float = 0.95) -> float:
         """Excess of a model's latencies over predictions: a quantile of measured over predicted, minus 1.
 
-        The worst of the kinds of data the profile was compared with; 0 where it was compared with none.
+        It is the worst of the kinds of data that the profile was compared with; 0 where it was compared with none.
 
         Args:
             model: The model.
@@ -274,7 +274,7 @@ class InterferenceProfile:
         """Coefficients of a model.
 
         Raises:
-            ConfigError: The profile does not know the model.
+            ConfigError: The profile does not contain the model.
         """
         if model not in self.models:
             near = difflib.get_close_matches(model, self.models, n=2)

@@ -1,9 +1,8 @@
 """Runs under MPS that profile a model on a GPU, and the coefficients they give (iGniter, section 3.1).
 
-Nine solo runs a model (three batches by three shares) and one run of two copies, as in the paper; the use of the L2
-cache as a kernel profiler read it, and an estimate that is labelled as one where there is none. Two more co-location
-runs are not fitted: they say how well the profile predicts. Copies of one model, one to five, give the hardware its
-coefficients.
+There are nine solo runs a model (three batches by three shares) and one run of two copies, as in the paper. The use of
+the L2 cache comes from a kernel profiler, or else from an estimate that is labelled as one. Two more co-location runs
+are not fitted: they test the profile's predictions. One to five copies of one model give the hardware coefficients.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from joulery.perf.interference.model import (
 )
 
 FASTEST_CACHE_PERCENT = 30.0
-"""L2 utilisation a model is taken to have at its highest measured throughput, where no profiler read it."""
+"""L2 utilisation assumed for a model at its highest measured throughput, where no profiler measured it."""
 BATCHES, SHARES = (1, 16, 32), (10.0, 50.0, 100.0)
 MIDDLE = (16, 50.0)
 """The run that two copies are compared with."""
 
 
 class ShareRun(NamedTuple):
-    """One configuration and what was measured.
+    """One configuration and its measurements.
 
     Attributes:
-        copies: Equal processes side by side.
+        copies: Equal processes at once.
         batch: Batch size of each.
         share_percent: Share of the SMs of each.
         latency_ms: Time of one batch in the process, transfers included.
@@ -64,11 +63,11 @@ class ShareRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """Facts read off the board.
+    """Properties of a GPU board.
 
     Attributes:
-        name: What the vendor calls it.
-        power_cap_w, clock_max_mhz, idle_w: Its limits, and its power with nothing to do.
+        name: The vendor's name of the board.
+        power_cap_w, clock_max_mhz, idle_w: Its limits, and its idle power.
         pcie_bytes_per_ms: Speed of a transfer.
         unit_percent: Smallest step of a share.
     """
@@ -86,10 +85,10 @@ class ModelFacts:
     """Facts of a model known before it runs.
 
     Attributes:
-        name: What it is called in plans.
+        name: Its name in plans.
         load_bytes, feedback_bytes: Input and result of one request.
         kernels: Kernels of one inference; 0 where no profiler counted them.
-        launch_ms: Their launch delay in all when alone; 0 where unknown.
+        launch_ms: Their total launch delay when alone; 0 where unknown.
         cache_percent: ``(batch, use of the L2 cache in percent)`` alone on the whole GPU, of every batch in
             :data:`BATCHES`; empty where no profiler read it.
     """
@@ -116,15 +115,15 @@ def configurations(*, hardware: bool) -> tuple[tuple[int, int, float], ...]:
 def profile_of_runs(
     facts: GpuFacts, model: ModelFacts, runs: Sequence[ShareRun], base: InterferenceProfile, *, hardware: bool
 ) -> InterferenceProfile:
-    """The profile of a GPU with one model more.
+    """Add one model to the profile of a GPU.
 
     Args:
         facts: The board.
         model: The model.
-        runs: What was measured, in any order.
-        base: What is kept: other models and, unless ``hardware``, the GPU's coefficients; of any GPU its launch delays
-            under co-location, which take a kernel profiler to measure.
-        hardware: True where runs of one to five copies are among them.
+        runs: The measured runs, in any order.
+        base: The profile whose other models and GPU coefficients are kept, unless ``hardware``. Its launch delays under
+            co-location are kept in any case, for they take a kernel profiler to measure.
+        hardware: True where the runs include those of one to five copies.
 
     Raises:
         DataError: The runs do not determine the coefficients, or give impossible ones.
@@ -189,7 +188,7 @@ def _hardware(
 
 
 def _points(gpu: GpuCoefficients, model: ModelFacts, runs: Sequence[ShareRun]) -> list[SoloPoint]:
-    """The solo grid, transfers taken out."""
+    """The solo runs of the grid, without the times of transfers."""
     grid = {(run.batch, run.share_percent): run for run in runs if run.copies == 1}
     missing = [(batch, share) for batch in BATCHES for share in SHARES if (batch, share) not in grid]
     if missing:
@@ -270,7 +269,7 @@ def _cache(
 
 
 def _possible(found: ModelCoefficients, name: str, notes: list[str]) -> ModelCoefficients:
-    """Without what noise alone can have caused: a neighbour never helps, more work never takes less power."""
+    """Set coefficients that noise made negative to 0: a neighbour never helps, more work never takes less power."""
     for key in ("k5", "power_slope", "cache_slope", "cache_sensitivity"):
         if getattr(found, key) < 0:
             notes.append(f"{name}: {key} came out as {getattr(found, key):.3g}, within noise of 0; taken as 0")
@@ -281,7 +280,7 @@ def _possible(found: ModelCoefficients, name: str, notes: list[str]) -> ModelCoe
 def _checked(
     gpu: GpuCoefficients, name: str, model: ModelCoefficients, runs: Sequence[ShareRun]
 ) -> tuple[ModelFit, ...]:
-    """Runs of two copies that the fit never saw, predicted."""
+    """Errors of the predictions for runs of two copies that are not part of the fit."""
     errors = []
     for run in runs:
         if run.copies == 2 and run.batch != MIDDLE[0]:

@@ -1,4 +1,4 @@
-"""Ordinal classes of answer length, their calibration, and how well a predictor orders requests.
+"""Ordinal classes of answer length, their calibration, and the quality of a predictor's ranking.
 
 The classes of μ-Serve (ATC'24, section 3.3) are the quartiles and the 99th percentile of a model's own answers:
 ``[0, p25) [p25, p50) [p50, p75) [p75, p99) [p99, inf)``. A predictor gives a raw ordinal score; requests are ranked by
@@ -62,7 +62,7 @@ def rounded_class(score: npt.ArrayLike) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LengthCalibration:
-    """Tokens that a score stands for, isotonic in the score.
+    """Mapping from scores to tokens, isotonic in the score.
 
     Attributes:
         scores: Knots, ascending, float64[k].
@@ -75,11 +75,11 @@ class LengthCalibration:
     upper_tokens: FloatArray
 
     def mean(self, score: npt.ArrayLike) -> FloatArray:
-        """Expected tokens: what to rank by."""
+        """Expected tokens of each score, for ranking."""
         return np.asarray(np.interp(np.asarray(score, np.float64), self.scores, self.mean_tokens), np.float64)
 
     def upper(self, score: npt.ArrayLike) -> FloatArray:
-        """Tokens that are seldom exceeded: what to plan a clock by."""
+        """Tokens that are seldom exceeded at each score, for planning a clock."""
         return np.asarray(np.interp(np.asarray(score, np.float64), self.scores, self.upper_tokens), np.float64)
 
 

@@ -1,10 +1,10 @@
 """A model of answer lengths: kernel ridge from prompt features to the length of every trained model's answer.
 
 Lengths become normal scores within each served model: the rank of an answer among that model's answers, as a quantile
-of the normal distribution. Ranks are what an order of serving needs and what the classes cut, and no single endless
-answer pulls the fit. One head learns the mean over the models (less noise), one head a model learns its own, and a
-model's score is half of each: what μ-Serve (ATC'24, section 3.3) leaves to a language model, a closed form does here.
-The kernel is Gaussian over standardised blocks of features, each block of equal say.
+of the normal distribution. Ranks determine the serving order and the classes, and a single very long answer does not
+distort the fit. One head learns the mean over the models (less noise), one head per model learns its own lengths, and a
+model's score is half of each. μ-Serve (ATC'24, section 3.3) uses a language model here instead of a closed form. The
+kernel is Gaussian over standardised blocks of features, each block with equal weight.
 Cuts that turn a score into a class lie half-way between those of highest accuracy and those that predict each class as
 often as it occurs, both on scores of prompts left out of the fit.
 """
@@ -32,9 +32,9 @@ class LengthRecipe:
     Attributes:
         width: Factor of the squared distance in the kernel's exponent.
         mean_ridge, head_ridge: Regularisation of the shared head and of a model's own.
-        shared_ratio: Say of the shared head, 0 to 1.
-        folds: Parts in which prompts are left out to choose the cuts.
-        seed: Of the division into folds.
+        shared_ratio: Weight of the shared head, 0 to 1.
+        folds: Number of folds in which prompts are left out to choose the cuts.
+        seed: Seed of the division into folds.
     """
 
     width: float = 0.6
@@ -56,7 +56,7 @@ class AnswerLengths:
     """Answers to the same prompts, by several models.
 
     Attributes:
-        models: Who answered.
+        models: The models that answered.
         tokens: Length of each answer, float64[prompts, models]; NaN where a model did not answer.
     """
 
@@ -101,8 +101,8 @@ class LengthModel:
     """A fitted length model.
 
     Attributes:
-        models: Whose answers it was trained on, in the order of the heads.
-        recipe: How it was fitted.
+        models: The models whose answers it was trained on, in the order of the heads.
+        recipe: Settings of the fit.
         blocks: Width of each block of features.
         arrays: ``shift``, ``factor``, ``limit`` float64[features]; ``points`` float64[prompts, features], scaled, and
             their squared ``norms`` float64[prompts]; ``weights`` float64[prompts, models + 1] and ``offset``
@@ -122,10 +122,10 @@ class LengthModel:
         return LengthClasses(self.arrays["class_tokens"][self.models.index(model)])
 
     def raw_scores(self, features: npt.ArrayLike) -> FloatArray:
-        """Normal score of the length each head expects, float64[models + 1]; the shared head last.
+        """Normal score of the length that each head predicts, float64[models + 1]; the shared head last.
 
         Raises:
-            DataError: The features are not as many as in the fit.
+            DataError: The number of features differs from that of the fit.
         """
         row, arrays = np.asarray(features, np.float64), self.arrays
         if row.shape != arrays["shift"].shape:
@@ -142,7 +142,7 @@ class LengthModel:
         return ordinal(self.raw_scores(features), self.arrays["cuts"])
 
     def head(self, model: str) -> int:
-        """Index of the head of a model; the shared one for a model never seen."""
+        """Index of the head of a model; the shared head for a model that was not trained on."""
         return self.models.index(model) if model in self.models else len(self.models)
 
 
@@ -152,10 +152,10 @@ def fit_lengths(
     """Fit a length model.
 
     Args:
-        features: Of each prompt, float64[prompts, features], finite.
+        features: Features of each prompt, float64[prompts, features], finite.
         blocks: Width of each block of features; they sum to the number of features.
         answers: Lengths of the answers to those prompts.
-        recipe: How; the default was chosen by cross-validation on 644 prompts and 40 models.
+        recipe: Settings; the default was chosen by cross-validation on 644 prompts and 40 models.
 
     Raises:
         DataError: Shapes do not fit, a prompt has no answer, or prompts or answers of a model are too few.
@@ -209,7 +209,7 @@ def normal_scores(tokens: FloatArray) -> FloatArray:
 def left_out_scores(
     features: FloatArray, blocks: Sequence[int], answers: AnswerLengths, recipe: LengthRecipe | None = None
 ) -> FloatArray:
-    """Raw scores of each prompt from a fit that never saw it, float64[prompts, models + 1]; the shared head last.
+    """Raw scores of each prompt from a fit without it, float64[prompts, models + 1]; the shared head last.
 
     Raises:
         DataError: As :func:`fit_lengths`.
@@ -220,7 +220,7 @@ def left_out_scores(
 
 
 def ordinal(raw: npt.ArrayLike, cuts: FloatArray) -> FloatArray:
-    """Raw scores stretched so that the cuts lie at 0.5, 1.5, 2.5 and 3.5: order kept, rounding gives the class.
+    """Stretch raw scores so that the cuts lie at 0.5, 1.5, 2.5 and 3.5: the order is kept, rounding gives the class.
 
     Args:
         raw: float64[n].
@@ -354,8 +354,8 @@ def _left_out_scores(x: FloatArray, blocks: Sequence[int], target: _Targets, rec
 def _cuts(scores: FloatArray, answers: AnswerLengths, class_tokens: FloatArray) -> FloatArray:
     """Cuts of each head on the scores left out, float64[models + 1, 4].
 
-    Those of highest accuracy are chosen on all models together, each head's scores standardised: one model alone has
-    too few prompts for it. Those of equal frequency are quantiles of the head's own scores.
+    The cuts of highest accuracy are chosen on all models together, with each head's scores standardised, because one
+    model alone has too few prompts. The cuts of equal frequency are quantiles of the head's own scores.
     """
     centre, spread = scores.mean(0), np.maximum(scores.std(0), 1e-9)
     standard = (scores - centre) / spread

@@ -1,8 +1,8 @@
-"""Online estimates from completed answers: tokens a score stands for, and seconds a token takes.
+"""Online estimates from completed answers: the tokens of a score, and the seconds of a token.
 
-Both start from what is known beforehand and move with every completion, older ones fading out: the predictor was
-trained on other models, other prompts and another machine. Classes are predicted as in μ-Serve (ATC'24, section 3.3);
-what they mean here is learned here.
+Both start from prior values and change with every completion, while older completions lose weight, because the
+predictor was trained on other models, other prompts and another machine. Classes are predicted as in μ-Serve (ATC'24,
+section 3.3); their lengths are learned online.
 
 The model assumes that the lengths of answers of one score are exponential about their mean. It estimates from that the
 full length of an answer cut at the client's limit (:func:`uncut_tokens`) and the expected length under a limit
@@ -26,12 +26,12 @@ PRIOR_WEIGHT = 10.0
 _KEEP = 0.995
 """Factor of one completion on the weight of those before it in its class: about the last 200 count."""
 _HOLD = 1.0
-"""Squared tokens by which a slope is held where it is: prompts that are all alike do not tell what one of another
-length would take."""
+"""Squared tokens by which a slope is held at its value: prompts of equal length do not determine the time of prompts of
+another length."""
 
 
 def cut_tokens(mean_tokens: float, max_tokens: float) -> float:
-    """Mean length of answers that end at ``max_tokens`` at the latest and would have ``mean_tokens`` without that.
+    """Mean length of answers that end at ``max_tokens`` at the latest and would have ``mean_tokens`` without a limit.
 
     E[min(L, c)] = m (1 - exp(-c/m)) for exponential lengths: increasing in both, below both.
     """
@@ -56,7 +56,7 @@ class OnlineLengths:
         prior_tokens: Mean tokens of the five classes as trained; ascending, float64[5].
 
     Raises:
-        DataError: They are not five positive ascending numbers.
+        DataError: The means are not five positive ascending numbers.
     """
 
     __slots__ = ("_knots", "_sums", "_weights")
@@ -74,17 +74,17 @@ class OnlineLengths:
         self._knots = prior.copy()
 
     def expected(self, score: float) -> float:
-        """Tokens that a score stands for, non-decreasing in the score."""
+        """Expected tokens of a score, non-decreasing in the score."""
         place = min(max(score, 0.0), CLASSES - 1.0)
         low = min(int(place), CLASSES - 2)
         return float(self._knots[low] + (place - low) * (self._knots[low + 1] - self._knots[low]))
 
     def expected_of(self, scores: FloatArray) -> FloatArray:
-        """The same for many scores, float64[n]."""
+        """Expected tokens of many scores, float64[n]."""
         return np.asarray(np.interp(scores, np.arange(CLASSES), self._knots), np.float64)
 
     def completed(self, score: float, tokens: float) -> None:
-        """An answer of that score came to so many tokens.
+        """Correct the expected tokens by a completed answer, from its score and its tokens.
 
         Raises:
             DataError: Either is not a finite number, or the tokens are negative.
@@ -98,14 +98,14 @@ class OnlineLengths:
 
 
 class OnlinePace:
-    """Seconds an answer takes: a constant, so much a token of the prompt and so much a token of the answer.
+    """Linear model of an answer's seconds: a constant, a time per prompt token and a time per answer token.
 
-    Least squares over fading completions. Reading a long prompt may take longer than writing a short answer. What is
-    assumed beforehand says how the three compare, not how fast this engine is: it counts at the speed of the
+    The fit is least squares over completions of fading weight. Reading a long prompt may take longer than writing a
+    short answer. The prior sets the proportions of the three, not the engine's speed: it is scaled to the speed of the
     completions, or a slow engine's short answers would make a token seem to take no time.
 
     Args:
-        constant_s, per_read_s, per_token_s: Before anything is known.
+        constant_s, per_read_s, per_token_s: Prior values.
     """
 
     __slots__ = ("_assumed", "_prior", "_seen", "constant_s", "per_read_s", "per_token_s")
@@ -120,14 +120,14 @@ class OnlinePace:
             self._assumed = _faded_sum(self._assumed, 1.0, _moments(read, written, self.service_s(written, read)))
 
     def service_s(self, tokens: float, read: float = 0.0) -> float:
-        """Seconds that an answer of so many tokens to a prompt of ``read`` tokens is expected to take."""
+        """Expected seconds for an answer of ``tokens`` tokens to a prompt of ``read`` tokens."""
         return self.constant_s + self.per_read_s * read + self.per_token_s * tokens
 
     def completed(self, tokens: float, service_s: float, read: float = 0.0) -> None:
-        """An answer of so many tokens to a prompt of ``read`` tokens took so long in the engine.
+        """Update the model with the seconds that a completed answer to a prompt of ``read`` tokens took in the engine.
 
         Raises:
-            DataError: One of them is not a finite number of at least 0.
+            DataError: A value is not a finite number of at least 0.
         """
         if not all(np.isfinite(each) and each >= 0 for each in (tokens, service_s, read)):
             raise DataError(f"an answer of {tokens} tokens to {read} in {service_s} s")
@@ -150,7 +150,7 @@ class OnlinePace:
         self.constant_s = max(0.0, mean_y - self.per_read_s * mean_r - self.per_token_s * mean_w)
 
     def _slower_ratio(self) -> float:
-        """Time of the completions over the time that the prior expects of them."""
+        """Time of the completions over the time that the prior predicts for them."""
         constant_s, per_read_s, per_token_s = self._prior
         n, read, written, *_ = self._seen
         expected_s, took_s = constant_s * n + per_read_s * read + per_token_s * written, self._seen[6]

@@ -1,7 +1,7 @@
 """Surface features of a prompt that predict answer length: counts, openings and words, no learned tokenizer.
 
-A million characters cost no more than :data:`READ_CHARACTERS` of them: of a longer prompt its beginning and its end are
-read, and its whole length is one of the features. Any ``str`` is accepted, the empty one and lone surrogates too.
+The cost is bounded by :data:`READ_CHARACTERS`: of a longer prompt only the beginning and the end are read, and its
+whole length is one of the features. Any ``str`` is accepted, including the empty one and lone surrogates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 
 READ_CHARACTERS = 6_000
-"""Characters of a prompt that are looked at: two thirds at its beginning, the rest at its end."""
+"""Characters of a prompt that are read: two thirds at its beginning, the rest at its end."""
 
 _OPENINGS: tuple[str, ...] = (
     *("what", "how", "why", "who", "when", "where", "which", "can", "could", "would", "should", "is", "are", "do"),
@@ -173,7 +173,7 @@ def prompt_features(prompt: str) -> FloatArray:
 def _topics(lower: str) -> list[float]:
     """Number of mentions of each topic, at most 3, then whether it is named early.
 
-    Only the few topics that some word's first letters allow are searched for: a quarter of the time of all.
+    Only the few topics that some word's first letters allow are searched for, in a quarter of the time for all topics.
     """
     words = set(_WHOLE_WORD.findall(lower))
     starts = {word[:size] for word in words for size in range(1, _LONGEST_BEGINNING + 1)}
@@ -189,7 +189,7 @@ def _topics(lower: str) -> list[float]:
 
 
 def _shape(prompt: str, text: str, words: list[str]) -> list[float]:
-    """Sizes and shares."""
+    """Sizes of the prompt and its parts, and shares of its characters and words."""
     size = max(1, len(text))
     lines = [line for line in text.split("\n") if line.strip()] or [""]
     sentences = [part for part in re.split(r"[.!?]\s", text) if part.strip()] or [""]
@@ -214,7 +214,7 @@ def _shape(prompt: str, text: str, words: list[str]) -> list[float]:
 
 
 def _asked(text: str, lower: str) -> list[float]:
-    """The amount asked for, and the layout of the prompt."""
+    """The amount that the prompt requests, and the prompt's layout."""
     items, amount = _ASKED_ITEMS.search(lower), _ASKED_WORDS.search(lower)
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     count = max(1, len(lines))

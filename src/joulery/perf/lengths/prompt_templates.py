@@ -1,9 +1,9 @@
-"""Prompts of the same form have answers of like length: what a service's own completions tell of the next prompt.
+"""Correction of predicted answer lengths by a service's own completions of prompts with the same template.
 
-Most prompts of a service come from few templates, whose words stay while their matter changes. A form is the words and
-pairs of words of a prompt, hashed; two prompts of one template have nearly the same. The ratio of the answers' lengths
-to what was expected of them, averaged over completed prompts by how near their forms are, corrects what is expected of
-a new one (Nadaraya-Watson with a prior of no correction). No prompt is kept, only counts of hashes.
+Most prompts of a service come from few templates, whose words stay while their content changes. A form is the words and
+pairs of words of a prompt, hashed; two prompts of one template have nearly the same form. The ratio of the answers'
+lengths to their expected lengths, averaged over completed prompts by the similarity of their forms, corrects the
+expected length for a new prompt (Nadaraya-Watson with a prior of no correction). Only counts of hashes are kept.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from joulery.perf.lengths.pace import OnlineLengths
 Form = npt.NDArray[np.float32]
 
 WIDTH = 256
-"""Counts of a form."""
+"""Number of counts in a form."""
 CAPACITY = 512
-"""Completions remembered; the oldest leave."""
+"""Number of completions that are kept; the oldest are dropped."""
 _READ_CHARACTERS = 400
-"""Of a prompt, at its beginning and at its end."""
+"""Characters that are read at a prompt's beginning and at its end."""
 _NEAR = 0.35
-"""Cosine below which two prompts have nothing in common but the words that all have."""
+"""Cosine below which two prompts share only the words that all prompts share."""
 _PRIOR_WEIGHT = 0.5
-"""Number of completions of the very same form that the absence of a correction is worth."""
+"""Weight of the prior of no correction, in completions of exactly the same form."""
 _MOST = math.log(16.0)
-"""A correction changes what is expected by at most this factor."""
+"""Logarithm of the largest factor by which a correction changes an expected length."""
 _WORD = re.compile(r"[^\W\d_]+|\d+|[?!:]")
 
 
 def prompt_template(prompt: str) -> Form:
     """Hashed words and pairs of words of a prompt, float32[WIDTH] of unit length; zeros for one without words.
 
-    Of a number its digits alone are counted: it is a template's matter, but for its size.
+    Of a number only the count of its digits is used, because its value is content and not part of the template.
     """
     text = (
         prompt if len(prompt) <= 2 * _READ_CHARACTERS else prompt[:_READ_CHARACTERS] + " " + prompt[-_READ_CHARACTERS:]
@@ -65,11 +65,11 @@ class TemplateLengths:
         self._count = 0
 
     def ratio(self, form: Form, lengths: OnlineLengths) -> float:
-        """Factor on the expected length: 1 where no prompt of such a form was completed.
+        """Factor on the expected length: 1 where no prompt of a similar form was completed.
 
         Args:
-            form: The prompt's.
-            lengths: What scores stand for now.
+            form: The prompt's form.
+            lengths: Present expected lengths by score.
         """
         known = min(self._count, CAPACITY)
         # einsum stays on this thread: a prediction costs no more CPU than its caller is charged for.
@@ -80,7 +80,7 @@ class TemplateLengths:
         return math.exp(total / (float(weight.sum()) + _PRIOR_WEIGHT))
 
     def completed(self, form: Form, score: float, tokens: float) -> None:
-        """An answer to a prompt of that form and score came to so many tokens.
+        """Add a completed answer, with the form and the score of its prompt and its tokens.
 
         Raises:
             DataError: Either is not a finite number, or the tokens are negative.

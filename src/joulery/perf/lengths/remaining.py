@@ -1,11 +1,11 @@
-"""Expected remaining length of an answer, given the length it has already come to.
+"""Expected remaining length of an answer, given its length so far.
 
-An answer that outlives its prediction is not about to end: among earlier answers of the same prediction, those that
-came so far went on for longer. The expected remainder is their conditional mean, ``E[L - made | L > made]``. What
-earlier answers say is kept as ratios of true to predicted length, so that one calibration serves every prediction; an
-answer that was cut says only that its ratio was larger (Kaplan and Meier, "Nonparametric estimation from incomplete
-observations", JASA 1958). Without earlier answers lengths are taken to be exponential, as in
-:mod:`joulery.perf.lengths.pace`: then what was made says nothing of what is to come.
+An answer that exceeds its prediction is not about to end: among earlier answers of the same prediction, those that
+reached this length continued beyond it. The expected remainder is their conditional mean, ``E[L - made | L > made]``.
+Earlier answers are kept as ratios of true to predicted length, so that one calibration serves every prediction; an
+answer that was cut is a censored observation: its ratio was larger (Kaplan and Meier, "Nonparametric estimation from
+incomplete observations", JASA 1958). Without earlier answers lengths are assumed to be exponential, as in
+:mod:`joulery.perf.lengths.pace`: then the remaining length does not depend on the length so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from joulery.perf.lengths.pace import cut_tokens
 KEPT = 200
 """Answers of each kind that a calibration keeps."""
 FEW = 20
-"""Answers below which a kind is not known."""
+"""Least number of answers from which the ratios of a kind are estimated."""
 _MOST_POINTS = 256
 """Points that a distribution is reduced to."""
 
@@ -34,7 +34,7 @@ class LengthDistribution:
 
     Args:
         lengths: Ascending, > 0, float64[n]; empty for exponential lengths about ``mean``.
-        weights: Of each, > 0; equal where left out.
+        weights: Weight of each length, > 0; equal where left out.
         mean: Mean of exponential lengths; ignored where there are ``lengths``.
 
     Raises:
@@ -62,7 +62,7 @@ class LengthDistribution:
         """The distribution of observed lengths, reduced to at most 256 points, the longest among them.
 
         Raises:
-            DataError: There are none, or one is not above 0.
+            DataError: There are no lengths, or one is not above 0.
         """
         values = np.sort(np.asarray(lengths, np.float64))
         if not len(values):
@@ -74,9 +74,9 @@ class LengthDistribution:
         return cls(means.tolist(), [float(len(part)) for part in parts])
 
     def remaining(self, made: float = 0.0, limit: float | None = None) -> float:
-        """Expected length still to come once ``made`` is there, of an answer that ends at ``limit`` at the latest.
+        """Expected remaining length of an answer of ``made`` so far, which ends at ``limit`` at the latest.
 
-        An answer longer than every known one is expected to come to as much again.
+        An answer longer than every known one is expected to continue for its present length again.
         """
         room = None if limit is None else max(limit - made, 0.0)
         if not self._points:
@@ -99,7 +99,7 @@ EXPONENTIAL = LengthDistribution(mean=1.0)
 class RatioCalibration:
     """True over predicted lengths of answers that have ended, by kind of prediction; the latest 200 of each.
 
-    Of a kind with fewer than 20 the answers of all kinds stand in, before 20 of those exponential lengths.
+    A kind with fewer than 20 answers uses the answers of all kinds, or exponential lengths if those are fewer than 20.
     """
 
     __slots__ = ("_all", "_by_kind", "_found")
@@ -110,7 +110,7 @@ class RatioCalibration:
         self._found: dict[Hashable, LengthDistribution] = {}
 
     def completed(self, kind: Hashable, predicted: float, length: float, *, cut: bool = False) -> None:
-        """An answer ended; ``cut`` when a limit ended it. Predictions and lengths that are not above 0 say nothing."""
+        """Add an answer that ended; ``cut`` when a limit ended it. Predictions and lengths not above 0 are ignored."""
         if not (np.isfinite(predicted) and np.isfinite(length) and predicted > 0 and length > 0):
             return
         row = (length / predicted, cut)
@@ -128,7 +128,7 @@ class RatioCalibration:
 
 
 def _kaplan_meier(rows: Iterable[tuple[float, bool]]) -> LengthDistribution:
-    """The distribution behind lengths of which some were cut; what lies beyond the longest counts as twice that."""
+    """Estimate the distribution of ratios of which some were cut; those beyond the longest count as twice that."""
     points, weights, surviving = list[float](), list[float](), 1.0
     ordered = sorted(rows)
     for place, (ratio, cut) in enumerate(ordered):

@@ -1,9 +1,9 @@
 """Time of one step of continuous batching: learned from tokens as they arrive, used to predict when answers end.
 
 An engine with continuous batching (vLLM, SGLang, llama.cpp with slots) generates one token of every running sequence a
-step. A step costs a constant (weights are read once), something a sequence, and something a token of the KV cache; all
-of it grows with the elasticity where the clock is lowered. A request that joins a batch with room does not wait for
-one that ends: slots are no servers.
+step. A step costs a constant (weights are read once), a time per sequence and a time per token of the KV cache; all of
+them grow with the elasticity where the clock is lowered. A request that joins a batch with room does not wait for
+another one to end: slots are not servers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 
 _SAMPLES = 256
-"""Samples that are kept: the engine may be restarted, or share its device."""
+"""Number of samples that are kept; older ones are dropped, for the engine may be restarted, or share its device."""
 _REFIT_AFTER = 8
 _ELASTICITIES = np.linspace(0.0, 1.0, 21)
 _COST_WEIGHT, _ELASTICITY_WEIGHT = 1e-4, 0.02
-"""Weights of the first guess beside one sample; the elasticity is often seen at one clock alone."""
+"""Weights of the prior relative to one sample; the elasticity is often observed at one clock only."""
 _KV_SCALE = 1e4
 """Tokens of the KV cache in the unit of the fit, so that the three costs are of one magnitude."""
 
@@ -34,9 +34,9 @@ class StepCost:
     """Seconds of one step at the highest clock.
 
     Attributes:
-        fixed_s: Of every step.
-        per_sequence_s: Of each running sequence.
-        per_kv_token_s: Of each token of prompt and answer that the cache holds.
+        fixed_s: Seconds of every step.
+        per_sequence_s: Seconds for each running sequence.
+        per_kv_token_s: Seconds for each token of prompt and answer that the cache holds.
         elasticity_ratio: Relative slowdown per relative loss of clock: 1 for work bound by arithmetic, 0 for work that
             does not depend on the clock (:func:`joulery.perf.power.clock_scaling.slowdown_ratio`).
     """
@@ -72,7 +72,7 @@ def batch_finish_s(cost: StepCost, sequences: Sequence[BatchedRequest], capacity
     """Seconds until each request ends at the highest clock, float64[n].
 
     Args:
-        cost: Of a step.
+        cost: Cost of a step.
         sequences: Running requests first, then waiting ones in the order in which they start.
         capacity: Sequences that fit into one batch, at least 1.
     """
@@ -97,10 +97,10 @@ def batch_finish_s(cost: StepCost, sequences: Sequence[BatchedRequest], capacity
 
 
 class StepTimes:
-    """Learns the cost of a step from observed ones, the clock's part included.
+    """Learns the cost of a step, including the effect of the clock, from observed steps.
 
     Args:
-        prior: What is taken until steps are seen.
+        prior: The cost that is used until steps are observed.
     """
 
     def __init__(self, prior: StepCost) -> None:
@@ -114,7 +114,7 @@ class StepTimes:
         return len(self._rows)
 
     def observe(self, step_s: float, sequences: float, kv_tokens: float, slowdown_ratio: float = 1.0) -> None:
-        """A step of that batch took so long.
+        """Add an observed step of a batch.
 
         Args:
             step_s: Seconds, > 0.
@@ -135,7 +135,7 @@ class StepTimes:
             self.cost = self._fitted()
 
     def _fitted(self) -> StepCost:
-        """Least relative squares; the elasticity by trying each: for one of them the rest is linear."""
+        """Fit by least relative squares; each elasticity is tried, because the rest is linear for a given one."""
         took_s, sequences, kv, slowdown = np.array(self._rows).T
         features = np.column_stack([np.ones(len(kv)), sequences, kv / _KV_SCALE]) / took_s[:, None]
         prior = self._prior
@@ -151,15 +151,15 @@ class StepTimes:
 def _least(rows: FloatArray, known: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Non-negative costs ``x`` of least ``|rows x - 1|^2`` plus a weight on their distance from ``known``.
 
-    Of three costs at most, the best is the best of the few sets of them that may be positive: each set has a closed
-    form (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, by enumeration).
+    With three costs at most, the optimum is the best solution over the few sets of positive costs, each of which has a
+    closed form (Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, by enumeration).
 
     Args:
         rows: float64[problems, steps, 3].
-        known: What the costs are taken to be beforehand, float64[3].
+        known: Prior costs, float64[3].
 
     Returns:
-        The costs, float64[problems, 3], and what they miss, squared, float64[problems].
+        The costs, float64[problems, 3], and the least sums of squares, float64[problems].
     """
     pull = _COST_WEIGHT / max(float(known.sum()), 1e-9) ** 2
     normal = rows.transpose(0, 2, 1) @ rows + pull * np.eye(3)

@@ -1,8 +1,8 @@
-"""Topic of a prompt: the mean of a small vector for each word that is known.
+"""Topic of a prompt: the mean of the small vectors of its known words.
 
-Surface features know a few hundred words by their spelling; a vector places thousands beside those of like meaning, so
-that a prompt about a *sonata* is near one about a *song*. The mean ignores the order of words: it separates topics,
-not prompts, and is no embedding to compare two prompts by.
+Surface features cover a few hundred words by their spelling; vectors place thousands of words near those of similar
+meaning, so that a prompt about a *sonata* is near one about a *song*. The mean ignores the order of words: it separates
+topics, not prompts, and is not an embedding with which to compare two prompts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class WordVectors:
     """Turns a prompt into the mean vector of its words.
 
     Args:
-        name: What the vectors were made of, for the record of what a predictor was trained on.
+        name: Origin of the vectors, for the record of a predictor's training.
         words: Lower-case words of the letters a to z.
-        vectors: One a word, int8[words, width], no unit.
+        vectors: One for each word, int8[words, width], no unit.
 
     Raises:
-        DataError: There is not one vector a word, or a word is there twice.
+        DataError: There is not one int8 vector for each word, or a word is listed twice.
     """
 
     __slots__ = ("_rows", "name", "vectors", "words")
@@ -43,9 +43,9 @@ class WordVectors:
             raise DataError("a word has two vectors")
 
     def __call__(self, prompt: str) -> FloatArray:
-        """The prompt's numbers, float64[width], finite; zeros where no word is known; any string is accepted.
+        """The mean vector of a prompt, float64[width], finite; zeros where no word is known; any string is accepted.
 
-        Of a long prompt the characters that surface features read are read here, too.
+        Of a long prompt only the characters that surface features read are used.
         """
         text = prompt
         if len(prompt) > READ_CHARACTERS:

@@ -1,1 +1,1 @@
-"""Language models: what a replica draws, writes and how long tokens take, by requests in flight."""
+"""Language models: power, throughput and token latency of a replica, by requests in flight."""

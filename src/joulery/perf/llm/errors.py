@@ -1,8 +1,8 @@
 """Prediction errors, from measurements that are left out of the fit.
 
-Points are left out in the ways in which a question may differ from what was measured: a load between two measured ones,
-a load beyond them, a configuration or task, a model, an architecture, a GPU type. The error of a prediction is the
-deviation that the process states there, times what such deviations turned out to be.
+Points are left out in the ways in which a requested point may differ from the measurements: a load between two measured
+ones, a load beyond them, a configuration or task, a model, an architecture, a GPU type. The error of a prediction is
+the deviation that the process states there, times a factor found from the left-out points.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from joulery.perf.llm.runs import LlmPoint
 TYPICAL, NINE_OF_TEN = 2 / 3, 0.9
 """Shares of the rows left out whose errors are within the two figures of a band."""
 _FEWEST = 12
-"""Residuals below which a way of leaving out says nothing."""
+"""Least number of residuals from which the scales of a distance are computed."""
 
 _Point = TypeVar("_Point")
 
 
 class Distance(StrEnum):
-    """Distance of a question from the measurements, nearest first."""
+    """Distance of a requested point from the measurements, nearest first."""
 
     MEASURED = "measured"
-    """That very load was measured."""
+    """Exactly this load was measured."""
     INSIDE = "between measured loads"
     """The configuration was measured with fewer and with more requests in flight."""
     BEYOND = "beyond measured loads"
@@ -46,7 +46,7 @@ class Distance(StrEnum):
 
     @property
     def basis(self) -> str:
-        """``measured``, ``fitted`` or ``transferred``."""
+        """Basis of a prediction: ``measured``, ``fitted`` or ``transferred``."""
         if self is Distance.MEASURED:
             return "measured"
         return "fitted" if self in (Distance.INSIDE, Distance.BEYOND) else "transferred"
@@ -71,7 +71,7 @@ class Scales(NamedTuple):
     p90: float = 1.645
 
     def band(self, deviation: float) -> Band:
-        """The band of a prediction of a logarithm with that deviation."""
+        """The band of a predicted logarithm with a given deviation."""
         return Band(float(np.expm1(self.typical * deviation)), float(np.expm1(self.p90 * deviation)))
 
 
@@ -79,7 +79,7 @@ Groups = Mapping[Distance, Sequence[npt.NDArray[np.int_]]]
 
 
 def leave_out_groups(points: Sequence[LlmPoint]) -> Groups:
-    """Indices of points to leave out together, by what leaving them out imitates."""
+    """Indices of points to leave out together, by the distance that leaving them out simulates."""
     series = grouped(points, lambda point: point.series)
     inside, beyond = [], []
     for each in series:
@@ -101,11 +101,11 @@ def leave_out_groups(points: Sequence[LlmPoint]) -> Groups:
 
 
 def scales_of(left: Mapping[Distance, tuple[FloatArray, FloatArray]]) -> dict[Distance, Scales]:
-    """Scales by distance.
+    """Compute the scales of each distance.
 
     Args:
-        left: Residuals and stated deviations of the rows left out. With too few of them the scales of the next nearer
-            distance hold, and no less than the process states itself.
+        left: Residuals and stated deviations of the rows left out. With too few rows, the scales of the next nearer
+            distance apply, but no less than the process itself states.
     """
     scales, last = {}, Scales()
     for how in Distance:

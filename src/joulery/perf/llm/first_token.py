@@ -1,7 +1,7 @@
 """Time to first token of a language model under a constant number of requests in flight.
 
-The physical form is the arithmetic of a prompt and an overhead; what remains is a Gaussian process over load, lengths,
-sizes, GPUs and how full the KV cache is, as in :mod:`joulery.perf.llm.predictor`.
+The physical form is the arithmetic of a prompt and an overhead; the remainder is a Gaussian process over load, lengths,
+sizes, GPUs and the use of the KV cache, as in :mod:`joulery.perf.llm.predictor`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class LoadPoint:
 
     Attributes:
         point: Model, GPUs, load and lengths; prompts and answers have a length.
-        engine: Which engine; empty where unknown.
+        engine: The engine; empty where unknown.
         version: Its version; empty where unknown.
-        parallelism: How the GPUs share the model, in any words.
-        ttft_s: Mean time to first token, s; None where it is asked.
+        parallelism: Division of the model among the GPUs, as free text.
+        ttft_s: Mean time to first token, s; None where it is to be predicted.
     """
 
     point: LlmPoint
@@ -68,17 +68,17 @@ class LoadPoint:
 
     @property
     def configuration(self) -> tuple[Hashable, ...]:
-        """All but lengths, version and load."""
+        """Key of all properties except lengths, version and load."""
         return (*self.point.configuration, self.engine, self.parallelism)
 
     @property
     def lengths(self) -> tuple[Hashable, ...]:
-        """All but version and load."""
+        """Key of all properties except version and load."""
         return (*self.configuration, self.point.input_tokens, self.point.output_tokens)
 
     @property
     def series(self) -> tuple[Hashable, ...]:
-        """All but the load."""
+        """Key of all properties except the load."""
         return (*self.lengths, self.version)
 
 
@@ -87,8 +87,8 @@ class FirstToken(NamedTuple):
 
     Attributes:
         ttft_s: The time, s.
-        distance: How far the question is from what was measured.
-        band: Errors of rows left out alike.
+        distance: Distance of the point from the measurements.
+        band: Errors of rows left out in the same way.
     """
 
     ttft_s: float
@@ -97,18 +97,18 @@ class FirstToken(NamedTuple):
 
     @property
     def basis(self) -> str:
-        """``measured``, ``fitted`` or ``transferred``."""
+        """Basis of the prediction: ``measured``, ``fitted`` or ``transferred``."""
         return self.distance.basis
 
 
 class FirstTokenPredictor:
-    """Fitted to measured load points.
+    """Predictor of the time to first token, fitted to measured load points.
 
     Args:
-        points: What was measured, each with its time to first token.
+        points: The measured points, each with its time to first token.
 
     Raises:
-        DataError: Fewer than two, more than :data:`MOST_POINTS`, or one without its time.
+        DataError: Fewer than two points, more than :data:`MOST_POINTS`, or one without its time.
     """
 
     def __init__(self, points: Sequence[LoadPoint]) -> None:

@@ -1,9 +1,9 @@
-"""A Gaussian process over logarithms, whose kernel says which measurements resemble one another.
+"""A Gaussian process over logarithms, whose kernel states the similarity of measurements.
 
-What two points have in common is a sum: a smooth part over the size of the model, the GPUs and the load, and for every
+The covariance of two points is a sum: a smooth part over the size of the model, the GPUs and the load, and for every
 label (GPU type, task, architecture, configuration) a curve of its own over the requests in flight. Where a
-configuration was measured its own curve prevails and runs between the measured points almost as a straight line;
-where it was not, what remains is what its model, GPU type and task have in common with others.
+configuration was measured, its own curve prevails and runs between the measured points almost as a straight line;
+where it was not, the curves that its model, GPU type and task share with others remain.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KernelInputs:
         load: Logarithm of requests in flight, shape (points,).
         smooth: Other numbers, logarithms too, shape (points, features).
         labels: Names by kind, each of shape (points,).
-        queue: Logarithm of what waits beyond the load, shape (points,); 0 for none.
+        queue: Logarithm of the queue beyond the load, shape (points,); 0 for none.
     """
 
     load: FloatArray
@@ -45,9 +45,9 @@ class Term(NamedTuple):
     Attributes:
         same: Kinds of label that have to be equal.
         offset: Variance of its level.
-        variance, length: Variance of its shape, and the change of load (in logarithms) over which it is forgotten.
+        variance, length: Variance of its shape, and the change of load (in logarithms) over which it decays.
         rough: Whether it runs straight between points (exponential kernel) rather than smoothly (Matérn 5/2).
-        queue: Length over the queue; infinite where that does not count.
+        queue: Length over the queue; infinite where the queue has no effect.
     """
 
     same: tuple[str, ...]
@@ -59,17 +59,17 @@ class Term(NamedTuple):
 
 
 class KernelShape(NamedTuple):
-    """A kernel.
+    """Parameters of a kernel.
 
     Attributes:
-        offset: Variance of the mean of everything.
+        offset: Variance of the overall mean.
         slope: Variance of the slope over each of the ``sloped`` smooth features.
-        sloped: Which smooth features have one.
+        sloped: Indices of the smooth features with a slope.
         load_slope: Variance of the slope over the load.
         variance: Variance of the smooth part.
         length: Its length over the load.
         lengths: Its lengths over the smooth features.
-        damping: By kind of label: how much less points with different labels share of the smooth part, 1 / (1 + d).
+        damping: By kind of label: the smooth part of points with different labels is reduced to 1 / (1 + d).
         terms: Curves by label.
         noise: Variance of one measurement.
     """
@@ -94,7 +94,7 @@ class Prediction(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Points left out of the fit: what they would have been predicted as less what they were, and the deviation."""
+    """Points left out of the fit: their predictions minus their values, and the deviations of the predictions."""
 
     residual: FloatArray
     deviation: FloatArray
@@ -105,8 +105,8 @@ class GaussianProcess:
 
     Args:
         shape: Its kernel.
-        inputs: Where the measurements lie.
-        values: What was measured there, shape (points,).
+        inputs: Positions of the measurements.
+        values: Measured values, shape (points,).
     """
 
     def __init__(self, shape: KernelShape, inputs: KernelInputs, values: FloatArray) -> None:
@@ -118,7 +118,7 @@ class GaussianProcess:
         self._weights = self._inverse @ values
 
     def predict(self, inputs: KernelInputs) -> Prediction:
-        """Mean and deviation of what a measurement there would give."""
+        """Mean and deviation of a measurement at each position."""
         cross = self._covariance(inputs, self._inputs)
         mean = cross @ self._weights
         variance = (
@@ -129,13 +129,13 @@ class GaussianProcess:
         return Prediction(mean, np.sqrt(np.maximum(variance, self._shape.noise)))
 
     def left_out(self, groups: Sequence[npt.NDArray[np.int_]]) -> LeftOut:
-        """Each group predicted from all other points, in closed form.
+        """Predict each group from all other points, in closed form.
 
         Args:
             groups: Indices of points that are left out together.
 
         Returns:
-            One value a point of ``groups``, in their order.
+            One value for each point of ``groups``, in their order.
         """
         residuals, deviations = [], []
         for group in groups:

@@ -1,8 +1,8 @@
-"""Language models by their id: parameters, parameters at work a token, layers and the KV cache of a token.
+"""Facts of language models by id: parameters, active parameters, layers and the KV cache of a token.
 
 Facts of the models' own published configuration files (``config.json`` on their model cards). An id that is not in
-the table is read: ``Qwen3-30B-A3B`` has 30 thousand million parameters of which 3 work on a token, ``8x7B`` is a
-mixture of eight experts. What an id does not say (layers, KV cache) is then estimated from the parameters.
+the table is parsed: ``Qwen3-30B-A3B`` has 30 thousand million parameters of which 3 are active for a token, ``8x7B`` is
+a mixture of eight experts. Facts that an id does not state (layers, KV cache) are then estimated from the parameters.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class LanguageModelFacts:
 
     Attributes:
         backbone: Name of its architecture and size; models of one backbone run the same operations a token.
-        parameters: All of them.
-        active_parameters: Those that work on one token.
+        parameters: Number of parameters.
+        active_parameters: Number of parameters that are active for one token.
         layers: Transformer (or hybrid) blocks.
         kv_bytes: KV cache of one token at two bytes a value, bytes; averaged over layers with a sliding window.
-        known: Whether the table has it, or its user stated it; False where it was read from the id.
-        vision: Whether it takes pictures.
+        known: Whether the facts are from the table or the user; False where they were parsed from the id.
+        vision: Whether it accepts images.
     """
 
     backbone: str
@@ -138,10 +138,10 @@ _VISION = re.compile(r"(^|[-_/])(vl|omni|vision|llava|internvl|pixtral)([-_.]|$)
 
 
 def model_facts(model_id: str) -> LanguageModelFacts:
-    """Facts of a model of that id, from the table or from the id itself.
+    """Find the facts of a model by its id, in the table or from the id itself.
 
     Raises:
-        ConfigError: The table does not have it and the id does not say how many parameters it has.
+        ConfigError: The id is not in the table and does not state the number of parameters.
     """
     name = model_id.strip().lower().rpartition("/")[2]
     vision = _VISION.search(name) is not None
@@ -163,7 +163,7 @@ def model_facts(model_id: str) -> LanguageModelFacts:
 def estimated_facts(
     name: str, parameters: float, active_parameters: float, *, vision: bool = False
 ) -> LanguageModelFacts:
-    """A model of which the parameters are known alone; layers and KV cache follow those of models of that size.
+    """Estimate the facts of a model from its parameters alone; layers and KV cache follow models of that size.
 
     Layers grow with the cube root of the parameters (32 at 8 thousand million), the KV cache is that of eight heads of
     128 values, as most models with grouped queries have.
@@ -174,7 +174,7 @@ def estimated_facts(
 
 
 def _said(name: str) -> tuple[float | None, float | None]:
-    """Parameters, and those at work a token, that an id states, in 10^9."""
+    """Parameters and active parameters that an id states, in 10^9."""
     if found := re.search(r"(\d+)x(\d+(?:\.\d+)?)b(?![a-z0-9])", name):
         experts, each = float(found[1]), float(found[2])
         # Attention and embeddings are shared: eight experts of 7 are 47, not 56; two of them work at a time.
@@ -209,7 +209,7 @@ def precision_bytes(precision: str) -> float:
 
 
 def precision_name(precision: str) -> str:
-    """The one name of precisions that cost the same.
+    """The common name of the precisions that cost the same to run as a given one.
 
     Raises:
         ConfigError: There is no such precision.
@@ -220,7 +220,7 @@ def precision_name(precision: str) -> str:
 
 
 def table_names() -> tuple[str, ...]:
-    """Architectures and sizes that the table has."""
+    """Architectures and sizes in the table."""
     return tuple(dict.fromkeys(each[1] for each in _TABLE))
 
 

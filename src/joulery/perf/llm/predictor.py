@@ -1,10 +1,10 @@
 """Throughput, power and token latency of a language model on a GPU type, by requests in flight.
 
 The physical form comes first: a step reads weights and KV cache, multiplies and pays an overhead, each at a rate fitted
-to the measurements. What remains, in logarithms, is a Gaussian process (:mod:`joulery.perf.llm.gaussian_process`): it
-follows measured neighbours of the same configuration and carries what is common to models, GPU types and tasks to those
-that were not measured. Token times are made monotone over requests in flight; watts are not, for measured ones fall
-with load as often as one time in four.
+to the measurements. The remainder, in logarithms, is a Gaussian process (:mod:`joulery.perf.llm.gaussian_process`): it
+follows measured neighbours of the same configuration and transfers the common effects of models, GPU types and tasks to
+those that were not measured. Token times are made monotone over requests in flight; watts are not, because measured
+watts fall with load in up to one case in four.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MOST_RUNS = 4000
 """Runs that may be fitted at once: the fit inverts a matrix of that size."""
 TOKEN_TIME, POWER, ITL_P50, ITL_P99, ENERGY = "throughput", "power", "itl_p50", "itl_p99", "energy_per_token"
 _SAME_LOAD = 0.005
-"""Loads this near (in logarithms) are one."""
+"""Loads that are this near (in logarithms) count as equal."""
 _GRID = 25
 _AT_ONCE = 1000
 """Points predicted at once: bounds the memory that many rows take."""
 SMOOTH = ("active parameters", "parameters", "KV bytes", "GPUs", "precision")
 """The smooth features, logarithms each."""
 _ROUNDS = 8
-"""Projections of a curve on those that neither fall nor outrun the load."""
+"""Number of projections of a curve onto curves that neither fall nor rise faster than the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class LlmPrediction:
     """Prediction for a point; a figure that no run measured is None.
 
     Attributes:
-        point: What was asked.
-        distance: How far it is from what was measured.
+        point: The requested point.
+        distance: Its distance from the measurements.
         throughput_tps: Output tokens a second of the replica.
         power_w: Power of its GPUs together, W.
         itl_p50_s, itl_p99_s: Time between tokens, s.
@@ -67,7 +67,7 @@ class LlmPrediction:
 
     @property
     def basis(self) -> str:
-        """``measured``, ``fitted`` or ``transferred``."""
+        """Basis of the prediction: ``measured``, ``fitted`` or ``transferred``."""
         return self.distance.basis
 
     @property
@@ -80,7 +80,7 @@ class LlmPrediction:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """One figure: its physical form, the process of what remains, and the scales of its errors."""
+    """One figure: its physical form, the process of its remainder, and the scales of its errors."""
 
     figure: str
     factors: tuple[float, ...]
@@ -99,10 +99,10 @@ class _Fit:
 
 
 class LlmPredictor:
-    """Fitted to measured runs.
+    """Predictor of throughput, power and token latency, fitted to measured runs.
 
     Args:
-        runs: What was measured, at most :data:`MOST_RUNS`.
+        runs: The measured runs, at most :data:`MOST_RUNS`.
 
     Raises:
         DataError: Fewer than two runs, more than :data:`MOST_RUNS`, or none with a throughput.
@@ -213,7 +213,7 @@ class LlmPredictor:
         )
 
     def _same(self, point: LlmPoint) -> LlmRun | None:
-        """The run of that very load and limit; None where there is none."""
+        """The measured run with the load and limit of a point; None where there is none."""
         for run in self._series.get(point.series, ()):
             near = abs(math.log(run.point.batch / point.batch)) <= _SAME_LOAD
             limits = (run.point.max_num_seqs, point.max_num_seqs)
@@ -224,7 +224,7 @@ class LlmPredictor:
     def _placed(self, point: LlmPoint) -> LlmPoint:
         """The point under the task of the runs it belongs to, with the length of its answers.
 
-        Runs that state no task stand for any; a point that states none is of the one task that was measured.
+        Runs without a task match any task; a point without a task gets the measured one where there is only one.
         """
         tasks = self._tasks.get(point.configuration, self._tasks[()])
         if point.task not in tasks:
@@ -235,7 +235,7 @@ class LlmPredictor:
         return self._with_lengths(point)
 
     def _with_lengths(self, point: LlmPoint) -> LlmPoint:
-        """The point with the length of its answers, from runs alike where it is not given."""
+        """The point with the length of its answers, from similar runs where it is not given."""
         if point.output_tokens is not None:
             return point
         for key in ((point.model_id, point.task), (point.task,)):
@@ -244,7 +244,7 @@ class LlmPredictor:
         return point
 
     def _signed_left(self, figure: str) -> dict[Distance, dict[int, tuple[float, float]]]:
-        """Residuals of the figure itself: throughput is the load over the token time, so its sign turns."""
+        """Residuals of the figure itself: throughput is the load over the token time, so its sign is reversed."""
         sign = -1.0 if figure == TOKEN_TIME else 1.0
         fit = self._fits.get(figure)
         if fit is None:
@@ -252,7 +252,7 @@ class LlmPredictor:
         return {how: {i: (sign * r, d) for i, (r, d) in rows.items()} for how, rows in fit.left.items()}
 
     def _energy_left(self) -> dict[Distance, dict[int, tuple[float, float]]]:
-        """Residuals of joules a token: those of power and of token time together, by the runs that have both."""
+        """Residuals of joules a token: the sums of those of power and of token time, for the runs that have both."""
         if TOKEN_TIME not in self._fits or POWER not in self._fits:
             return {}
         times, powers = self._fits[TOKEN_TIME].left, self._fits[POWER].left
@@ -357,7 +357,7 @@ def inputs_of(points: Sequence[LlmPoint]) -> KernelInputs:
 
 
 def monotone_times(load: FloatArray, times: FloatArray) -> FloatArray:
-    """Logarithms of token times, changed as little as a few projections can, that rise no faster than the load.
+    """Adjust logarithms of token times, by a few projections, so that they never fall and rise no faster than the load.
 
     With ``n`` requests in flight and a token every ``t`` seconds for each, ``n / t`` tokens are written a second. So
     the slope of ln t over ln n lies between 0 (more requests make no token faster) and 1 (they cost no

@@ -1,4 +1,4 @@
-"""One replica of a language model under requests that arrive at random: how many run at once, and what they wait for.
+"""One replica of a language model under random arrivals: its requests in flight and their waiting times.
 
 A replica runs up to ``limit`` requests in one batch. With ``n`` of them each gets a token every T(n) seconds, so
 requests end at n / (T(n) x tokens an answer) a second. As requests share the engine the number in flight is a
@@ -58,7 +58,7 @@ class ReplicaCurve:
         return np.asarray(np.arange(1, self.limit + 1) / (self.token_time_s * self.answer_tokens), np.float64)
 
     def limited(self, limit: int) -> ReplicaCurve:
-        """The same with fewer requests at once."""
+        """The same replica with a lower limit of requests at once."""
         return ReplicaCurve(
             self.token_time_s[:limit],
             self.power_w[:limit],
@@ -78,7 +78,7 @@ class SteadyLoad(NamedTuple):
         in_flight: Mean requests in the batch.
         shares: Share of time with 0, 1, ... limit requests in the batch, shape (limit + 1,).
         wait_ratio: Share of requests that wait for a place.
-        drain_rps: How fast their queue drains: what ends at the limit less what arrives, requests/s.
+        drain_rps: Rate at which their queue drains: ends at the limit less arrivals, requests/s.
         power_w: Mean power, W.
     """
 
@@ -117,13 +117,13 @@ def steady_state(curve: ReplicaCurve, rate_rps: float) -> SteadyLoad | None:
 
 
 def tokens_within(curve: ReplicaCurve, state: SteadyLoad, limit_s: float) -> float:
-    """Share of tokens that follow the one before within a time.
+    """Share of tokens that follow the previous token within a time.
 
-    With ``n`` in flight the time between two tokens is taken in two ways, and the worse holds: log-normal through the
-    measured median and 99th percentile, which was measured with the prompts of the measured runs; and a step of the
+    With ``n`` in flight the time between two tokens is modelled in two ways, and the worse holds: log-normal through
+    the measured median and 99th percentile, which was measured with the prompts of the measured runs; and a step of the
     median's length with noise, or as long as the arithmetic of the prompts that arrived during the last one takes
-    (their arithmetic hides the reading of weights: the longer of the two counts). Tokens count by how many are written
-    with so many in flight.
+    (their arithmetic hides the reading of weights: the longer of the two counts). Each ``n`` is weighted by the tokens
+    that are written with ``n`` in flight.
     """
     tokens = state.shares[1:] * curve.ends_rps
     median = np.log(curve.itl_p50_s)
@@ -150,7 +150,7 @@ def token_latency_s(curve: ReplicaCurve, state: SteadyLoad, quantile: float) -> 
 
 
 def first_token_s(curve: ReplicaCurve, state: SteadyLoad, quantile: float) -> float:
-    """A quantile of the time to first token, s: the wait for a place, other prompts first, one's own, and one step.
+    """A quantile of the time to first token, s: the wait for a place, the prompts of others, its own, and one step.
 
     The wait beyond the limit is exponential (the queue drains at a constant rate); prompts of others are a queue with
     one server and equal times.

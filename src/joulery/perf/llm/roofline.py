@@ -17,11 +17,11 @@ from joulery.domain.arrays import FloatArray
 from joulery.perf.llm.runs import LlmPoint
 
 DEFAULT_FACTORS = (1.6, 2.5, 4.0, 1.6)
-"""Factors of the parts where nothing is measured: those the measured runs of vLLM on H100 and B200 are near."""
+"""Factors of the parts without measurements; those of the measured runs of vLLM on H100 and B200 are close to them."""
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 512.0, 600.0
-"""Lengths where neither is known."""
+"""Lengths that are assumed where they are unknown."""
 _LAYER_S = 6e-5
-"""Overhead of one layer, s: a few kernel launches; half as much again where GPUs synchronise."""
+"""Overhead of one layer, s: a few kernel launches; 50 % more where GPUs synchronise."""
 
 
 def context_tokens(point: LlmPoint) -> float:
@@ -50,10 +50,10 @@ def step_times_s(points: Sequence[LlmPoint], factors: Sequence[float] = DEFAULT_
 
 
 def fit_factors(points: Sequence[LlmPoint], times_s: Sequence[float]) -> tuple[float, float, float, float]:
-    """Factors of the four parts, none below zero, that fit measured times best in the least relative squares.
+    """Fit the factors of the four parts, none below zero, to measured times by least relative squares.
 
-    As many weak observations of the default factors stand beside the measurements, so that a few runs move
-    only what it determines.
+    One weak observation of each default factor is added to the measurements, so that a few runs change only the factors
+    that they determine.
     """
     parts = np.array([step_parts_s(point) for point in points], np.float64)
     scaled = parts / np.asarray(times_s, np.float64)[:, None]
@@ -76,7 +76,7 @@ def memory_limit(point: LlmPoint, usable_ratio: float = 0.9) -> float:
     """Requests whose KV cache fits beside the weights; 0 where the weights alone do not fit.
 
     Args:
-        point: The configuration; ``batch`` does not count.
+        point: The configuration; ``batch`` is ignored.
         usable_ratio: Share of the memory the engine takes (vLLM: ``--gpu-memory-utilization``).
     """
     free = usable_ratio * point.gpu.memory_bytes * point.num_gpus - point.facts.weights_bytes(point.precision)

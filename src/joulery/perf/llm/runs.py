@@ -1,4 +1,4 @@
-"""Measured runs of a language model that serves, and the points at which one is predicted."""
+"""Measured runs of serving language models, and the points at which one is predicted."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from joulery.perf.llm.models import LanguageModelFacts, model_facts, precision_n
 
 @dataclass(frozen=True, slots=True)
 class LlmPoint:
-    """A model on GPUs of a type with so many requests in flight.
+    """A model on GPUs of one type with a number of requests in flight.
 
     Attributes:
         model_id: Its id, such as ``Qwen/Qwen3-14B``.
-        facts: What is known of the model.
-        gpu: What is known of the GPU type.
-        num_gpus: GPUs of the replica together.
+        facts: Facts of the model.
+        gpu: Facts of the GPU type.
+        num_gpus: Number of GPUs of the replica.
         precision: Precision of the weights, one name for those that cost the same.
         task: Kind of requests (``lm-arena-chat``); empty where unknown.
         batch: Requests in flight, mean.
@@ -43,11 +43,11 @@ class LlmPoint:
 
     @property
     def series(self) -> tuple[str, str, str, int, str]:
-        """The curve over requests in flight that it lies on: its configuration and task."""
+        """Key of its curve over requests in flight: its configuration and task."""
         return (*self.configuration, self.task)
 
     def at(self, batch: float, max_num_seqs: float | None = None) -> LlmPoint:
-        """The same with another number of requests in flight."""
+        """The same point with another number of requests in flight."""
         return replace(self, batch=batch, max_num_seqs=max_num_seqs)
 
 
@@ -64,10 +64,10 @@ def llm_point(
     output_tokens: float | None = None,
     facts: LanguageModelFacts | None = None,
 ) -> LlmPoint:
-    """A point by names, as users write them.
+    """Create a point from names as users write them.
 
     Args:
-        facts: What is known of the model; read from its id when None.
+        facts: Facts of the model; found by its id when None.
 
     Raises:
         ConfigError: The catalog lacks the GPU type, the precision, or the size of the model.
@@ -88,10 +88,10 @@ def llm_point(
 
 @dataclass(frozen=True, slots=True)
 class LlmRun:
-    """A steady run that was measured; what it lacks is None.
+    """A measured steady run; a figure that was not measured is None.
 
     Attributes:
-        point: What ran.
+        point: The point of the run.
         throughput_tps: Output tokens a second, of the whole replica.
         power_w: Mean power of its GPUs together, W.
         itl_p50_s, itl_p99_s: Median and 99th percentile of the time between two tokens of a request, s.

@@ -1,7 +1,8 @@
 """Kernels of the four figures, chosen by cross-validation on the runs of The ML.ENERGY Benchmark v3.
 
-605 runs of vLLM on H100 and B200, NeurIPS Datasets and Benchmarks 2025, Apache-2.0. Chosen to make small the errors on
-rows, ends of curves, configurations, models and GPU types left out: they say how alike runs are, not how fast.
+605 runs of vLLM on H100 and B200, NeurIPS Datasets and Benchmarks 2025, Apache-2.0. The choice makes the errors small
+on left-out rows, ends of curves, configurations, models and GPU types. Kernels state how similar runs are, not how
+fast.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from joulery.perf.llm.gaussian_process import KernelShape, Term
 
 
 def llm_shape(of: Mapping[str, float]) -> KernelShape:
-    """A kernel over points of language models from its numbers by name."""
+    """Create a kernel over points of language models from its parameters by name."""
     return KernelShape(
         offset=of["offset"],
         slope=of["slope"],
@@ -172,4 +173,4 @@ SHAPES: Mapping[str, KernelShape] = MappingProxyType(
         ),
     }
 )
-"""Kernels by figure. That of ``throughput`` is of the token time; the others are of what their names say."""
+"""Kernels by figure. The kernel of ``throughput`` is for the token time; the others are for the figures they name."""

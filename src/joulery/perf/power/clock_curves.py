@@ -1,8 +1,8 @@
 """Latency and power of a GPU against its clock: an emulator where clocks cannot be set (μ-Serve, ATC'24, section 3.1).
 
 An operation takes the longest of its launch, its arithmetic (which scales with the clock) and its memory traffic (which
-the clock touches only when it is low). Board power follows clock × voltage²; the voltage is flat below a knee. The V100
-curves are fitted to measured data (Wang & Chu, ICPADS'18, at 877 MHz memory clock); what they give is *modelled*.
+depends on the clock only when it is low). Board power follows clock × voltage²; the voltage is flat below a knee. The
+V100 curves are fitted to measured data (Wang & Chu, ICPADS'18, at 877 MHz memory clock); their results are *modelled*.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from joulery.domain.trace.operators import OperationCost
 
 @dataclass(frozen=True, slots=True)
 class ClockModel:
-    """One GPU type.
+    """Emulator of one GPU type: latency and power against the clock.
 
     Attributes:
         name: GPU type.

@@ -1,8 +1,8 @@
 """Time and energy at a clock for work without measured curves: by its elasticity, and by a known chip's voltage.
 
 The voltage curve of most devices is not published. Where it is not known, that of the V100
-(:data:`joulery.perf.power.clock_curves`) is stretched over the device's own range of clocks: an assumption, to be said
-where its results are shown.
+(:data:`joulery.perf.power.clock_curves`) is stretched over the device's own range of clocks: an assumption, which must
+be stated where its results are shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from joulery.domain.errors import ConfigError
 from joulery.perf.power.clock_curves import V100, ClockModel
 
 SATURATION_RATIO = 0.95
-"""Utilisation beyond which a queue has no tail worth predicting."""
+"""Utilisation beyond which the tail of a queue is not predicted."""
 
 
 def slowdown_ratio(clocks_mhz: npt.ArrayLike, elasticity_ratio: float = 1.0) -> FloatArray:
@@ -37,7 +37,7 @@ def above_idle_ratio(clocks_mhz: npt.ArrayLike, model: ClockModel = V100) -> Flo
 
     Args:
         clocks_mhz: Ascending, MHz, float64[clocks].
-        model: Whose voltage curve is stretched over these clocks.
+        model: Model whose voltage curve is stretched over these clocks.
     """
     clocks = np.asarray(clocks_mhz, np.float64)
     stretched = clocks / clocks[-1] * model.max_mhz
@@ -46,23 +46,23 @@ def above_idle_ratio(clocks_mhz: npt.ArrayLike, model: ClockModel = V100) -> Flo
 
 
 def stretched_knee_mhz(max_mhz: float, model: ClockModel = V100) -> float:
-    """Voltage knee of a device of that highest clock, MHz, if its curve is the model's."""
+    """Voltage knee of a device with a given highest clock, MHz, if its curve is the model's."""
     return max_mhz * model.knee_mhz / model.max_mhz
 
 
 def tail_s(
     service_s: npt.ArrayLike, own_tail_s: npt.ArrayLike, rate_rps: float, servers: int, quantile: float
 ) -> FloatArray:
-    """A quantile of arrival-to-answer when requests arrive at random: the wait in the queue plus the work itself.
+    """A quantile of the time from arrival to answer for random arrivals: the wait in the queue plus the work itself.
 
     The queue is an M/M/1 whose one server is as fast as all of them together: P(wait > t) = ρ exp(-(μ - λ) t).
 
     Args:
         service_s: Mean service time, s, float64[clocks].
-        own_tail_s: The asked quantile of the service time alone, s, float64[clocks].
+        own_tail_s: The same quantile of the service time alone, s, float64[clocks].
         rate_rps: Arrivals, 1/s.
-        servers: How many requests are served at once, >= 1.
-        quantile: Which quantile, in (0, 1).
+        servers: Number of requests that are served at once, >= 1.
+        quantile: The quantile, in (0, 1).
 
     Returns:
         Seconds, float64[clocks]; infinite from 95 % utilisation on.

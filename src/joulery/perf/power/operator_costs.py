@@ -2,8 +2,8 @@
 
 A dot is ``2 · outputs · contraction`` operations and reads and writes each operand once; so is a convolution.
 Elementwise functions cost their operations an element; reductions one an input element. Softmax and normalisation are
-counted as the separate passes that an unfused program runs. A fusion does all its arithmetic in one pass over what
-enters and leaves it. Moves cost twice what they produce; views cost nothing.
+counted as the separate passes that an unfused program runs. A fusion does all its arithmetic in one pass over its
+inputs and outputs. Moves cost twice the bytes they produce; views cost nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A machine's power as a straight line over its busy cores: what idles, and what one more busy core draws."""
+"""A machine's power as a straight line over its busy cores: idle power, and power of each busy core."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LEAST_RISE_RATIO = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class PowerLine:
-    """``idle_w + active_w * busy cores``.
+    """Power of a machine: ``idle_w + active_w * busy cores``.
 
     Attributes:
-        idle_w: With nothing to do.
-        active_w: For each busy core, more than idle.
-        residual_ratio: Root mean square of what the line leaves over, relative to the mean power.
+        idle_w: Power of the idle machine.
+        active_w: Power above idle for each busy core.
+        residual_ratio: Root mean square of the line's residuals, relative to the mean power.
         points: Intervals it was fitted to.
     """
 
@@ -31,15 +31,15 @@ class PowerLine:
 
 
 def fit_power_line(busy_cores: FloatArray, power_w: FloatArray, *, idle_w: float = float("nan")) -> PowerLine:
-    """The line through intervals of known power and known number of busy cores, by least squares.
+    """Fit the line to intervals of known power and known number of busy cores, by least squares.
 
-    Idle power is not below the lowest that was watched with no core busy: work that is spread over the wrong intervals,
+    Idle power is not below the lowest power observed with no core busy: work that is assigned to the wrong intervals,
     as on a machine that others keep busy, tilts the line.
 
     Args:
         busy_cores: Mean number of busy cores in each interval, float64[n].
         power_w: Mean power in each, float64[n].
-        idle_w: Idle power where the meter says it; the line is then forced through it.
+        idle_w: Idle power where the meter reports it; the line is then forced through it.
 
     Raises:
         DataError: Fewer than two intervals, none with a busy core, or the power does not rise with the load.

@@ -25,12 +25,12 @@ class MeasuredCurve:
     """Measurements of one model at several clocks.
 
     Attributes:
-        device: Of what.
+        device: The measured device.
         clocks_mhz: Ascending, float64[n].
         latency_s: One pass at each clock, float64[n].
         power_w: Board power while it runs, float64[n]; NaN where no meter read it.
         idle_w: Board power while nothing runs, float64[n]; NaN where no meter read it.
-        source: How it was measured, in words.
+        source: Method of the measurement, as text.
     """
 
     device: str
@@ -92,7 +92,7 @@ def measured_profile(
 ) -> ClockProfile:
     """The clock profile of a model whose latency was measured at several clocks.
 
-    The curve is what was measured. Operators cannot be timed one by one this way: their times and scores are the
+    The curve is the measured one. Operators cannot be timed one by one this way: their times and scores are the
     emulator's, and the times are scaled to the latency measured at the highest clock.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Power and scaling of training jobs: what one more GPU buys, and what it costs (GREEN, NSDI'25, sections 4 and 5.1).
+"""Power and scaling of training jobs: speed and power by number of GPUs (GREEN, NSDI'25, sections 4 and 5.1).
 
 Measured inputs: single-GPU power of an A40, the same die as the RTX 3090, as a share of its limit (Zeus, NSDI'23);
 busy fraction against placement on T4 nodes (Pollux, OSDI'21 artifact). The combination is a model: ``modelled``.
@@ -32,8 +32,8 @@ class JobClass:
         time_ratio: Time a step takes against that at full power; above 1 under a power limit.
         measured_as: The measured class whose response to power limits and to wider batches it has; itself when empty.
         board_w: Power limit of the boards it runs on, W.
-        limits: What power limits did to jobs of it: the limit as a share of the board's, step time and GPU power
-            against full power. Each goes before that of the measured class.
+        limits: Measured effects of power limits on its jobs: the limit as a share of the board's, step time and GPU
+            power against full power. Each takes precedence over that of the measured class.
     """
 
     name: str
@@ -46,7 +46,7 @@ class JobClass:
 
     @property
     def measured_name(self) -> str:
-        """Name of the measured class that it stands for."""
+        """Name of the measured class whose responses it has."""
         return self.measured_as or self.name
 
     def __post_init__(self) -> None:
@@ -61,12 +61,12 @@ class NodePower:
     """Power of one kind of node beside its computing GPUs.
 
     Attributes:
-        gpus: GPUs a node.
-        waiting_gpu_w: A GPU while its process waits for other GPUs.
-        idle_gpu_w: A GPU without a process.
-        cpu_w: CPU power a busy GPU entails.
-        static_w: Everything else in the node, always on.
-        asleep_w: A suspended node.
+        gpus: GPUs per node.
+        waiting_gpu_w: Power of a GPU while its process waits for other GPUs.
+        idle_gpu_w: Power of a GPU without a process.
+        cpu_w: CPU power that each busy GPU causes.
+        static_w: Power of everything else in the node, always on.
+        asleep_w: Power of a suspended node.
     """
 
     gpus: int = 2
@@ -105,7 +105,7 @@ def power_table(classes: tuple[JobClass, ...], node: NodePower) -> PowerTable:
     """Tabulate the model ``P_gpu(m, n) = P_wait + (P_1(m) - P_wait) u(m, n)``; a share of the node for each GPU.
 
     Raises:
-        ConfigError: The classes are none, or differ in how many GPUs they know.
+        ConfigError: There are no classes, or they cover different numbers of GPUs.
     """
     if not classes or len({len(job.busy_ratio) for job in classes}) != 1:
         raise ConfigError("job classes must all know the same numbers of GPUs")
@@ -127,10 +127,10 @@ def power_table(classes: tuple[JobClass, ...], node: NodePower) -> PowerTable:
 
 
 def on_boards(classes: tuple[JobClass, ...], limit_w: float, speed_ratio: float) -> tuple[JobClass, ...]:
-    """The classes on GPUs of another type: the same share of the board's power limit, and so many times the speed.
+    """Convert classes to GPUs of another type: same share of the board's power limit, speed times ``speed_ratio``.
 
     Args:
-        classes: As they are on their own boards.
+        classes: The classes on their own boards.
         limit_w: Power limit of the other boards, W.
         speed_ratio: Their speed over that of the boards on which durations are stated.
     """
@@ -145,10 +145,10 @@ def on_boards(classes: tuple[JobClass, ...], limit_w: float, speed_ratio: float)
 
 
 def stacked(tables: Sequence[PowerTable]) -> PowerTable:
-    """One table with the rows of several, in order; the table itself where it is one.
+    """Join the rows of several tables into one, in order; a single table is returned as it is.
 
     Raises:
-        ConfigError: They differ in how many GPUs they know.
+        ConfigError: The tables cover different numbers of GPUs.
     """
     if len(tables) == 1:
         return tables[0]
@@ -162,7 +162,7 @@ def stacked(tables: Sequence[PowerTable]) -> PowerTable:
 
 
 def widened(classes: tuple[JobClass, ...], gpus: int) -> tuple[JobClass, ...]:
-    """The classes for up to so many GPUs: beyond what was measured each further GPU is as busy as the last one was."""
+    """Extend classes to ``gpus`` GPUs: each GPU beyond the measured ones is as busy as the last measured one."""
 
     def wider(job: JobClass) -> JobClass:
         more = gpus - len(job.busy_ratio)
@@ -240,13 +240,13 @@ POWER_LIMITS: Mapping[float, Mapping[str, tuple[float, float]]] = MappingProxyTy
 """Under a power limit (as a share of the board's): step time and GPU power of each class against full power.
 
 Measured on an A40 at 275, 250, 225, 200, 175 and 150 of 300 W (Zeus, NSDI'23, power-limit sweeps at the batch sizes
-behind ``RTX3090_CLASSES``; ResNet-18 stands on ShuffleNet at batch 512, GPT-2 on BERT, BERT on Sentiment140 on SQuAD
-where it was not run: 275 and 175 W; ratios within noise of 1 set to 1).
+behind ``RTX3090_CLASSES``; ResNet-18 has the ratios of ShuffleNet at batch 512, GPT-2 those of BERT, BERT on
+Sentiment140 those of SQuAD where it was not run: 275 and 175 W; ratios within noise of 1 set to 1).
 """
 
 
 def limited(classes: tuple[JobClass, ...], limit_ratio: float | Mapping[str, float]) -> tuple[JobClass, ...]:
-    """The classes under a power limit of ``POWER_LIMITS``, one for all or by name; unchanged at 1 and where not named.
+    """Apply a power limit of ``POWER_LIMITS`` to classes, one for all or by name; 1 and unnamed classes do not change.
 
     Raises:
         ConfigError: No measurement of the limit or of a class under it.
@@ -256,7 +256,7 @@ def limited(classes: tuple[JobClass, ...], limit_ratio: float | Mapping[str, flo
 
 
 def limit_responses(job: JobClass) -> dict[float, tuple[float, float]]:
-    """Step time and GPU power of a class under each power limit that is known of it, against full power."""
+    """Step time and GPU power of a class under each of its known power limits, against full power."""
     name = job.measured_name
     known = {ratio: by_name[name] for ratio, by_name in POWER_LIMITS.items() if name in by_name}
     return known | {ratio: (time_ratio, power_ratio) for ratio, time_ratio, power_ratio in job.limits}

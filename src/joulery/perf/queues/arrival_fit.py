@@ -1,4 +1,4 @@
-"""The arrival process of a log of requests: its rate, its variation, and how far to trust them.
+"""The arrival process of a log of requests: its rate, its variation, and the uncertainty of the variation.
 
 Gaps alone hide bursts whose gaps are correlated, so the variation is that of *counts*: the variance of the number of
 requests in a window over its mean (the index of dispersion; Cox and Lewis, 1966). A renewal process with squared
@@ -18,15 +18,15 @@ from joulery.domain.arrays import FloatArray
 from joulery.domain.errors import DataError
 
 REQUESTS_MIN = 100
-"""Fewer requests say nothing about their variation."""
+"""Least number of requests from which their variation is estimated."""
 _WINDOWS = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Windows over the SLO."""
+"""Lengths of the windows, as multiples of the SLO."""
 _WINDOWS_MIN = 20
-"""Fewer windows say nothing about their variance."""
+"""Least number of windows from which their variance is estimated."""
 _PARTS = 8
-"""Stretches of the log whose mean rates are distinguished: a rate that drifts is no burst."""
+"""Number of parts of the log whose mean rates are distinguished: a rate that drifts is not a burst."""
 _STEADY = 0.02
-"""Gaps that vary less, squared, are evenly spaced, rounding of the times aside."""
+"""Squared variation of the gaps below which requests count as evenly spaced, apart from rounding of their times."""
 _ONE_SIDED_95 = 1.645
 
 
@@ -37,8 +37,8 @@ class ArrivalFit(NamedTuple):
         rate_rps: Mean rate of its busiest eighth.
         mean_rps: Mean rate of all of it.
         scv: Index of dispersion of the counts, at the window where it is largest; 0 evenly spaced, 1 Poisson.
-        scv_high: Upper end of its one-sided 95 % interval: what to plan with.
-        window_s: That window.
+        scv_high: Upper end of its one-sided 95 % interval, for planning.
+        window_s: The window with that index.
         requests: Requests in the log.
     """
 
@@ -58,7 +58,7 @@ def fit_arrivals(times_s: npt.ArrayLike, slo_s: float) -> ArrivalFit:
         slo_s: The latency SLO of the service.
 
     Raises:
-        DataError: There are fewer than :data:`REQUESTS_MIN` requests, or they all come at once.
+        DataError: There are fewer than :data:`REQUESTS_MIN` requests, or they all arrive at once.
     """
     times = np.sort(np.asarray(times_s, np.float64))
     if len(times) < REQUESTS_MIN:
@@ -90,7 +90,7 @@ def _counts(times: FloatArray, start: float, window: float) -> FloatArray:
 
 
 def _dispersion(counts: FloatArray) -> tuple[float, float]:
-    """The index of dispersion within stretches of steady rate, and the upper end of its interval."""
+    """The index of dispersion within parts of steady rate, and the upper end of its interval."""
     stretches = np.array_split(counts, min(_PARTS, max(1, len(counts) // _WINDOWS_MIN)))
     squares = math.fsum(float(((part - part.mean()) ** 2).sum()) for part in stretches)
     free = len(counts) - len(stretches)

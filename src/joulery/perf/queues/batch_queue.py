@@ -1,12 +1,13 @@
-"""Waiting times of requests that come at random and are served in batches as large as have gathered.
+"""Waiting times of random requests that are served in batches of all waiting requests.
 
-The queue: requests come one by one; whenever the server is free it takes all that wait, at most ``batch`` of them, and
-serves them together; a batch of ``j`` takes ``s(j)``. (Real servers call this dynamic batching with no delay.) What
-waits when a batch is done forms a Markov chain, because the arrivals during the next batch depend on its size alone.
-From the chain's stationary state follows the share of requests that take longer than a deadline.
+The queue: requests arrive one by one; whenever the server is free it takes all waiting requests, at most ``batch`` of
+them, and serves them together; a batch of ``j`` takes ``s(j)``. (Real servers call this dynamic batching with no
+delay.) The number of requests that wait at the end of a batch is a Markov chain, because the arrivals during the next
+batch depend on its size alone. The chain's stationary state gives the share of requests that take longer than a
+deadline.
 
 The number of requests in a time is Poisson, or, for another squared coefficient of variation ``scv`` of the gaps, has
-the same mean and ``scv`` times the variance: what a renewal process comes to over longer times.
+the same mean and ``scv`` times the variance, which a renewal process approaches over longer times.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from joulery.domain.arrays import FloatArray, IntArray
 _STATES_MAX = 160
 """Longest queue counted request by request; beyond, requests are counted in bundles."""
 _DEEP_REQUESTS, _DEEP_BATCHES = 80, 8
-"""From so many arrivals within the deadline on, and so many batches, the tail is bounded in closed form."""
+"""Numbers of arrivals and of batches within the deadline above which the tail is bounded in closed form."""
 _STEEP, _HALVINGS = 64.0, 50
-"""Steepest decay of the tail, a request, and halvings of the interval in which it is sought."""
+"""Steepest decay of the tail per request, and bisection steps of the search for the decay."""
 _MOMENTS, _WEIGHTS = np.polynomial.legendre.leggauss(6)
-"""Moments within a batch at which arrivals are looked at."""
+"""Moments within a batch at which arrivals are evaluated, and their weights."""
 _SPREAD = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
 """Requests that join a request's own batch behind it: standard deviations from the mean, and their weights."""
 
@@ -36,7 +37,7 @@ def late_ratio(rate_rps: float, scv: float, batch_s: Sequence[float], deadline_s
     Args:
         rate_rps: Arrivals a second.
         scv: Squared coefficient of variation of their gaps; 1 for Poisson.
-        batch_s: Service time of a batch of 1, 2 ... of them; the last is the largest batch there is.
+        batch_s: Service time of a batch of 1, 2 ... requests; the last is that of the largest batch.
         deadline_s: The deadline.
 
     Returns:
@@ -54,7 +55,7 @@ def late_ratio(rate_rps: float, scv: float, batch_s: Sequence[float], deadline_s
 
 
 def _bundled(times: FloatArray, size: int) -> FloatArray:
-    """Service times of batches that count ``size`` bundles at most instead of single requests."""
+    """Service times of batches of 1 to ``size`` bundles, instead of single requests."""
     batch = len(times)
     if size == batch:
         return times
@@ -131,13 +132,13 @@ def _late_ratio(rate: float, scv: float, times: FloatArray, deadline: float) -> 
 _UNLIKELY = 1e-13
 """Probability below which a queue length is left out of the sum over requests."""
 _NEGLIGIBLE = 1e-18
-"""Probability of a number of arrivals below which it is left out of that sum, and every greater number with it."""
+"""Probability below which a number of arrivals, and every greater number, is left out of that sum."""
 _RARE = 1e-100
-"""A queue that shrinks less often than this does not shrink."""
+"""Least probability with which a queue is assumed to shrink."""
 
 
 def _stationary(left: IntArray, counts: FloatArray) -> FloatArray:
-    """The stationary state of the chain: what is left plus what comes; the last state takes all that is more.
+    """The stationary state of the chain: requests left plus arrivals; the last state includes all longer queues.
 
     States are eliminated from the last to the first (Grassmann, Taksar and Heyman, 1985): no subtraction, no pivots. No
     state leads to one that is more than a batch lower, whichever were eliminated.
@@ -165,8 +166,8 @@ def _stationary(left: IntArray, counts: FloatArray) -> FloatArray:
 def _counts(mean: FloatArray, scv: float, most: int) -> FloatArray:
     """Probability of 0, 1 ... ``most - 1`` arrivals for each mean, float64[len(mean), most].
 
-    The variance is ``scv`` times the mean: Poisson, negative binomial above, and below a steady part that comes for
-    certain with a Poisson part on top.
+    The variance is ``scv`` times the mean: Poisson at 1, negative binomial above it, and below it a certain, steady
+    part plus a Poisson part.
     """
     n = np.arange(most, dtype=np.float64)
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(n[1:]))])

@@ -84,11 +84,11 @@ def serve_batches(arrival_s: Sequence[float], instances: Sequence[BatchInstance]
 
 
 def batch_value(sizes: Sequence[int], values: Sequence[Sequence[float]], request: int, batch: int) -> float:
-    """A batch's value; between measured sizes in proportion.
+    """A batch's value, interpolated linearly between measured sizes.
 
     Args:
         sizes: Measured sizes, increasing from 1.
-        values: Of each size, one for each request that may begin a batch.
+        values: Values of each size, one for each request that may begin a batch.
         request: The request that begins it.
         batch: Requests in it, at most the largest size.
     """

@@ -26,10 +26,10 @@ class PoolInstance:
 
     Attributes:
         work_s: Service time of each request while every neighbour is idle, seconds, one a request.
-        stretch_s: What each busy neighbour adds to it, one a request.
-        floor_s: No request is served faster.
+        stretch_s: Seconds that each busy neighbour adds to it, one a request.
+        floor_s: Least service time of a request.
         host: Host of the instance; only instances of one host stretch each other's requests.
-        free_s: From when it serves.
+        free_s: Time from which it serves.
     """
 
     work_s: Sequence[float]

@@ -1,11 +1,11 @@
 """Queueing in pipelines that share devices, in one pass over the requests (AlpaServe, OSDI'23).
 
 First come, first served. A request goes to the route of its model whose last device is free first; at each stage
-``t = max(t, device is free) + stage``; it is accepted if it ends within its SLO, and leaves no trace if it does not.
-The recursion is sequential; here it runs over blocks of the workload at once, each from a guess of the state it starts
-in (what a few requests before it leave behind). Blocks whose guess proves wrong run again from the right state, until
-every block started where its predecessor ended: then the result is that of the sequential recursion, to the last bit.
-Many candidate placements run side by side.
+``t = max(t, device is free) + stage``; it is accepted if it ends within its SLO, and has no effect if it does not.
+The recursion is sequential; here it runs over blocks of the workload at once, each from an estimate of its first state
+(found from a few requests before it). Blocks with a wrong estimate run again from the right state, until every block
+started where its predecessor ended: then the result is that of the sequential recursion, to the last bit. Many
+candidate placements run at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from joulery.domain.arrays import BoolArray, FloatArray, IntArray
 from joulery.domain.errors import ConfigError, DataError
 
 _LANES = 3072
-"""Blocks times candidates that run side by side: enough to pay for a step, few enough to stay in the cache."""
+"""Blocks times candidates that run at once: enough to amortise a step, few enough to stay in the cache."""
 _SHORTEST_BLOCK = 48
 _WARM_UP = 48
 
@@ -30,8 +30,8 @@ class Routes:
 
     Attributes:
         stage_s: Time of each stage, s, float64[candidates, models, routes, stages]; 0 where a route has fewer stages.
-        device: Device of each stage, int64 of the same shape; -1 where there is no stage. A route that is not there has
-            -1 in its first stage; real routes come before those that are not.
+        device: Device of each stage, int64 of the same shape; -1 where there is no stage. A missing route has -1 in its
+            first stage; real routes precede missing ones.
         devices: Number of devices.
     """
 
@@ -51,7 +51,7 @@ class Routes:
         return int(self.stage_s.shape[0])
 
     def one(self, candidate: int) -> Routes:
-        """A single candidate."""
+        """The routes of a single candidate."""
         return Routes(self.stage_s[candidate : candidate + 1], self.device[candidate : candidate + 1], self.devices)
 
 
@@ -65,7 +65,7 @@ class PipelineWorkload:
         slo_s: Latency allowance of each model, s, float64[models]; infinite for none.
 
     Raises:
-        DataError: Arrivals step back, or a model has no SLO.
+        DataError: Arrivals decrease or begin before 0, or a request has no model or a model no SLO.
     """
 
     arrival_s: FloatArray
@@ -89,7 +89,7 @@ class PipelineOutcome:
     Attributes:
         latency_s: Arrival to answer, float64[candidates, n]; infinite for a request that was refused.
         route: Index of the route taken or tried, int64[candidates, n]; -1 where the model has none.
-        passes: How often the blocks were run until all agreed.
+        passes: Number of passes over the blocks.
     """
 
     latency_s: FloatArray
@@ -111,8 +111,8 @@ def serve_pipelines(
         workload: The requests.
         routes: The candidates.
         overhead_s: Time outside the devices, part of the latency.
-        passes: Stop after so many passes, with blocks that may have started in a state that is not quite right: enough
-            to compare candidates. None goes on until the result is exact.
+        passes: Largest number of passes, after which some blocks may have started in a slightly wrong state: enough to
+            compare candidates. None continues until the result is exact.
 
     Raises:
         ConfigError: The overhead is negative.
@@ -175,13 +175,13 @@ class _Lanes:
         return PipelineOutcome(latency_s[:, :n], chosen[:, :n], passes)
 
     def _empty(self, lanes: int) -> FloatArray:
-        """Every device free from the beginning."""
+        """The state in which every device is free from the beginning."""
         state = np.zeros((lanes, self.width))
         state[:, self.never] = np.inf
         return state
 
     def _warmed(self, lanes: IntArray) -> FloatArray:
-        """A guess of each block's first state: what the requests just before it leave of empty devices."""
+        """Estimate each block's first state by serving the requests just before it on empty devices."""
         state = self._empty(len(lanes))
         before = min(_WARM_UP, self.length)
         later = lanes[lanes % self.blocks > 0]
@@ -199,9 +199,9 @@ class _Lanes:
         steps: int,
         done: int,
     ) -> None:
-        """Serve ``steps`` requests from ``first`` on in each lane, ``done`` of its block before them.
+        """Serve ``steps`` requests from ``first`` on in each lane, after ``done`` requests of its block.
 
-        ``state`` is when each device is free.
+        ``state`` contains the time at which each device is free.
         """
         full = int(min(steps, len(self.workload) - first.max()))
         latency_s, chosen = self._served(lanes, state, first, full)
@@ -285,7 +285,7 @@ def score_candidates(outcome: PipelineOutcome, replicas: npt.ArrayLike) -> Float
     """AlpaServe's score: share answered in time, then a low mean latency, then many replicas; float64[candidates].
 
     Args:
-        outcome: What became of the requests.
+        outcome: Outcome of the requests.
         replicas: Replicas of each candidate.
     """
     accepted = outcome.accepted

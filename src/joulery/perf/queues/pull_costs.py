@@ -1,8 +1,8 @@
 """Costs of requests on a service of many variants and slices: the parameters of a FIFO-pull service.
 
-A request takes a host part (decoding, pre- and post-processing), stretched by what its neighbours do, and a device part
-that depends on variant and slice. These are few numbers: some measured points of the whole service (accuracy, a
-latency quantile, joules a request) suffices to fit them, as :mod:`joulery.sim.queues.pull_fit` does.
+A request takes a host part (decoding, pre- and post-processing), stretched by busy neighbours, and a device part that
+depends on variant and slice. These are few numbers: some measured points of the whole service (accuracy, a latency
+quantile, joules a request) suffice to fit them, as :mod:`joulery.sim.queues.pull_fit` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from joulery.domain.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class VariantCosts:
-    """One variant.
+    """Costs of one variant.
 
     Attributes:
         name: Unique within the service.
@@ -36,16 +36,16 @@ class VariantCosts:
 
 @dataclass(frozen=True, slots=True)
 class ServiceCosts:
-    """One service.
+    """Costs of one service.
 
     Attributes:
         name: The service.
         variants: Its variants, least accurate first.
         contention: Stretch of the host part per busy neighbour on the same host.
         size_cv: Coefficient of variation of a request's device part.
-        jitter_s: Standard deviation of what else varies.
+        jitter_s: Standard deviation of all other variation.
         idle_w: Idle power of one GPU.
-        gpus: GPUs it was profiled on, all cut and filled alike: those of one host.
+        gpus: GPUs it was profiled on, those of one host, all with the same instances.
         loads_s: Mean times between requests: the reference load first.
         source: Where the numbers come from.
     """
@@ -64,7 +64,7 @@ class ServiceCosts:
         """The variant called ``name``.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: There is no variant of that name.
         """
         for variant in self.variants:
             if variant.name == name:
@@ -80,7 +80,7 @@ class PullPoint:
 
     Attributes:
         interarrival_s: Mean time between its Poisson requests.
-        requests: How many were measured.
+        requests: Number of measured requests.
         instances: Variant and slice profile of each instance of one GPU.
         accuracy_ratio: Mean accuracy over requests.
         p95_s: 95th percentile of the latency.

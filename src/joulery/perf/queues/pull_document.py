@@ -1,4 +1,4 @@
-"""Costs of requests on a service, as JSON and back (schema ``joulery.pull-costs/1``)."""
+"""Conversion of the costs of services to JSON and back (schema ``joulery.pull-costs/1``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = "joulery.pull-costs/1"
 
 
 def as_document(services: Mapping[str, ServiceCosts]) -> dict[str, Any]:
-    """JSON-ready."""
+    """The costs of services as a JSON-ready object."""
     return {"schema": SCHEMA, "services": [_service(costs) for costs in services.values()]}
 
 
@@ -22,7 +22,7 @@ def from_document(data: Any, *, file: str) -> dict[str, ServiceCosts]:
     """The services of a document, by name.
 
     Raises:
-        DataError: It is none, or holds a number that cannot be; ``file`` is named.
+        DataError: The data is not such a document, or has an impossible number; the message names ``file``.
     """
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise DataError(f"not a document of schema {SCHEMA}", file=file, hint="write one with joulery profile --fit")

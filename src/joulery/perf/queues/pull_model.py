@@ -1,13 +1,13 @@
 """Latency, energy and accuracy of a pool of instances that pull from one queue, in closed form.
 
-The pool is the one of :mod:`joulery.sim.queues.fifo_pull`; the simulation is exact, this is quick and differentiable,
-for searches that have to judge a thousand configurations between two trials. Three observations make it short:
+The pool is the one of :mod:`joulery.sim.queues.fifo_pull`; the simulation is exact, this model is fast and
+differentiable, for searches that evaluate a thousand configurations between two trials. It uses three observations:
 
 * The instance that has been idle longest goes first, so all instances wait equally long for work: a cycle is that wait
-  ``w`` plus the service time, instance ``i`` answers a share proportional to ``1 / (w + t_i)``, and ``w`` is what makes
+  ``w`` plus the service time, instance ``i`` answers a share proportional to ``1 / (w + t_i)``, and ``w`` is such that
   the rates add up to the demand.
 * A request finds as many neighbours busy as are busy on average: that stretches the host part.
-* A request that finds every instance busy waits: Erlang's C for how many, an exponential for how long.
+* A request that finds every instance busy waits: Erlang's C gives the share of such requests, an exponential the wait.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 
 _STEPS = 26
-"""Halvings of each interval: relative precision 1e-7."""
+"""Bisection steps: relative precision 1e-7."""
 _NEWTON_STEPS = 5
 """Relative precision 1e-10 where service times differ by a factor of 1000, and more where they differ by less."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PullPrediction:
-    """Predictions, one row a configuration (and one layer a set of parameters).
+    """Predictions, one row for each configuration (and one layer for each set of parameters).
 
     Attributes:
         latency_s: 95th percentile, arrival to answer; infinite where the demand exceeds the capacity.
-        share: Part of the requests that each edge's instances answer, summing to 1 over the last axis.
+        share: Share of the requests that each edge's instances answer, summing to 1 over the last axis.
         utilisation: Demand over capacity.
     """
 
@@ -62,7 +62,7 @@ def predict(
         size_cv: Coefficient of variation of the device part, likewise.
         rate_rps: Demand, likewise.
         wait_ratio: Factor on the length of waits, likewise.
-        quantile: Which quantile of the latency.
+        quantile: Quantile of the latency.
     """
     rate = np.asarray(rate_rps, np.float64)[..., None]
     busy: FloatArray = np.zeros(np.broadcast_shapes(counts.shape, host_s.shape))
@@ -122,7 +122,7 @@ def _waiting(
 def _quantile(
     share: FloatArray, service: FloatArray, spread: FloatArray, late: FloatArray, pace: FloatArray, tail: float
 ) -> FloatArray:
-    """The latency that a part ``tail`` of the requests exceeds, by halving."""
+    """The latency that a share ``tail`` of the requests exceeds, by bisection."""
     from scipy.special import ndtr
 
     longest = (service * (share > 0)).max(axis=-1)

@@ -1,4 +1,4 @@
-"""Requests replayed through a pool of measured instances: service times are sampled from profiles.
+"""Replay of requests through a pool of measured instances, with service times sampled from profiles.
 
 The queue is :mod:`joulery.perf.queues.fifo_pool`; an instance runs slower while its neighbours on the device are busy.
 Validated against M/M/1, M/M/c and M/D/1 (tests/perf/queues/test_pull_queue.py).
@@ -61,7 +61,7 @@ def replay(
         picks: One number in [0, 1) a request that selects its service time; equal picks make comparisons paired.
         layouts: ``(from_s, instances)`` in order of time; the first holds from the beginning. A request is answered by
             the layout in force when it arrives; instances of a new layout start idle.
-        delay_s: How long a batch that is not full waits for more requests.
+        delay_s: Time that a batch that is not full waits for more requests.
     """
     n = len(arrival_s)
     server, epoch = np.empty(n, np.int64), np.zeros(n, np.int64)
@@ -131,7 +131,7 @@ def capacity_rps(instances: Sequence[SliceProfile]) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sampled:
-    """Seconds and CPU seconds of each request on one instance: alone, and what each busy neighbour adds."""
+    """Seconds and CPU seconds of each request on one instance: alone, and the increase per busy neighbour."""
 
     alone_s: list[float]
     stretch_s: list[float]

@@ -21,7 +21,7 @@ from joulery.domain.ports import Policy
 from joulery.policies.clocks.lowest_clock import ClockAction, ClockRange, PartitionLatency, miad_step, snap_clock
 
 _PRIOR_ANSWERS = 100
-"""See :func:`late_budget`."""
+"""Answers in time that :func:`late_budget` counts before the recent ones."""
 _SHORT_GUARD = 0.3
 """Share of each SLO kept free while no further answer may be late."""
 _LONG = 2.0
@@ -66,11 +66,11 @@ class DeviceView:
 
     Attributes:
         now_s: Time.
-        device: Name, for the decision.
+        device: Name of the device, for decisions.
         clock_mhz: Present clock.
         waiting: Running and queued requests, in the order of service.
         shortest_slo_s: Shortest SLO among the hosted models; infinity for an empty device.
-        partitions: Recent tail latency of each hosted partition, for governors that react.
+        partitions: Recent tail latency of each hosted partition, for reactive governors.
         hosted: SLO and mean service time at the highest clock of each hosted model, s; empty where unknown.
         steady: Predicted load until the next step; None where every arrival and completion steps the governor.
         start_s: Predicted seconds until a request that arrives now starts, float64[clocks]; the last ``finish_s`` where
@@ -101,7 +101,7 @@ class DeviceView:
 def late_budget(answers: int, late: int, quantile: float) -> float:
     """Further answers that may be late while the share in time stays at the SLO's quantile.
 
-    The answers count as if :data:`_PRIOR_ANSWERS` in time came before them: one late answer out of the first ten is no
+    The answers count as if :data:`_PRIOR_ANSWERS` in time came before them: one late answer out of the first ten is not
     evidence of a breach.
 
     Args:
@@ -113,7 +113,7 @@ def late_budget(answers: int, late: int, quantile: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GovernorState:
-    """Since when the device has been overloaded at its highest clock; None when it is not."""
+    """State of a governor: since when the device has been overloaded at its highest clock, None when it is not."""
 
     overloaded_since_s: float | None = None
     scale_out_raised: bool = False
@@ -152,9 +152,9 @@ class PredictiveGovernor:
     device is overloaded and runs at the highest clock until the queue has drained.
 
     Before an engine with continuous batching it rises above the knee only while that saves a request and more would be
-    late than the SLO still allows, and falls below it only while the recent answers leave room for a late one. So it
-    rises where latency and power at lower clocks are assumed and not measured; least energy is not known then, and it
-    runs at the knee while there is work, as ``BusyIdleClocks`` does.
+    late than the SLO still allows, and falls below it only while the recent answers leave room for a late one. The same
+    rule for rising holds where latency and power at lower clocks are assumed and not measured; the clock of least
+    energy is unknown then, so it runs at the knee while there is work, as ``BusyIdleClocks`` does.
 
     Attributes:
         clocks_mhz: Supported clocks, ascending.
@@ -163,9 +163,9 @@ class PredictiveGovernor:
             the shortest SLO the backlog may take, where the hosted models' service is unknown.
         idle_mhz: Clock of an idle device; the lowest supported one when None.
         knee_mhz: Clock below which the voltage does not fall further; the highest clock when None.
-        floor_mhz: Never below this clock while there is work.
+        floor_mhz: Lowest clock while there is work.
         assumed: Whether latency and power at lower clocks are assumed.
-        overload: When to ask for another device.
+        overload: Rule by which another device is requested.
 
     Raises:
         ConfigError: Clocks are not ascending, or a ratio is out of range.
@@ -193,7 +193,7 @@ class PredictiveGovernor:
         object.__setattr__(self, "clocks_mhz", clocks)
 
     def initial(self) -> GovernorState:
-        """No overload."""
+        """The initial state: no overload."""
         return GovernorState()
 
     def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
@@ -252,7 +252,7 @@ class PredictiveGovernor:
         return int(np.argmin(np.abs(self.clocks_mhz - max(knee_mhz, self.floor_mhz))))
 
     def _affordable(self, view: DeviceView) -> bool:
-        """Whether the knee will do: the SLO allows those late there or, in a batch, no higher clock saves a request."""
+        """Whether the knee suffices: the SLO allows those late there or, in a batch, no higher clock saves one."""
         if view.late_budget is None:
             return False
         missed = self._missed(view)
@@ -280,7 +280,7 @@ class PredictiveGovernor:
         return self.guard_ratio + short * max(_SHORT_GUARD - self.guard_ratio, 0.0)
 
     def _missed(self, view: DeviceView) -> FloatArray:
-        """Requests that miss their deadline at each clock, or come too close to it for the recent answers."""
+        """Number of requests that miss their deadline at each clock, or end too close to it for the recent answers."""
         finish_s = view.now_s + np.array([request.finish_s for request in view.waiting])
         guard_s = (self._guard(view) - self.guard_ratio) * np.array([request.slo_s for request in view.waiting])
         deadline_s = np.array([request.deadline_s for request in view.waiting]) - guard_s
@@ -299,7 +299,7 @@ class PredictiveGovernor:
         return energy_j if view.steady is None else energy_j + view.steady.energy_j
 
     def _roomy(self, view: DeviceView, usable: BoolArray) -> BoolArray:
-        """The usable clocks that leave room for the next arrival; those from the knee up need not."""
+        """The usable clocks that leave room for the next arrival; clocks from the knee up need not leave any."""
         start_s = view.start_s if view.start_s is not None else view.waiting[-1].finish_s
         from_knee = np.arange(len(self.clocks_mhz)) >= self._knee
         room = start_s <= self._room_s(view)
@@ -336,7 +336,7 @@ class MiadGovernor:
         limits: Clock range, step and guard.
         supported_mhz: Clocks to snap to, never below the request; empty to set any clock.
         literal: Follow the pseudo-code's loop.
-        overload: When to ask for another device.
+        overload: Rule by which another device is requested.
     """
 
     limits: ClockRange = field(default_factory=ClockRange)
@@ -346,7 +346,7 @@ class MiadGovernor:
     name: str = "miad"
 
     def initial(self) -> GovernorState:
-        """No overload."""
+        """The initial state: no overload."""
         return GovernorState()
 
     def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
@@ -365,13 +365,13 @@ class MiadGovernor:
 
 @dataclass(frozen=True, slots=True)
 class FixedClock:
-    """The baseline: one clock, set once."""
+    """A baseline of one clock, set once."""
 
     clock_mhz: float
     name: str = "fixed"
 
     def initial(self) -> GovernorState:
-        """Nothing to remember."""
+        """The initial state; this governor does not use it."""
         return GovernorState()
 
     def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
@@ -393,7 +393,7 @@ class BusyIdleClocks:
     name: str = "busy-idle"
 
     def initial(self) -> GovernorState:
-        """Nothing to remember."""
+        """The initial state; this governor does not use it."""
         return GovernorState()
 
     def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:
@@ -406,7 +406,7 @@ class BusyIdleClocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AboveKnee:
-    """Another governor, kept at or above the voltage knee unless the device is idle.
+    """Wraps another governor to keep the clock at or above the voltage knee unless the device is idle.
 
     Below the knee the voltage does not fall any more: the same work takes longer at the same voltage, so it costs no
     less, and the board burns its static power for longer.
@@ -414,7 +414,7 @@ class AboveKnee:
     Attributes:
         inner: The governor.
         clocks_mhz: Supported clocks, ascending.
-        knee_mhz: Where the voltage begins to rise.
+        knee_mhz: Clock at which the voltage begins to rise.
     """
 
     inner: Policy[GovernorState, DeviceView]
@@ -423,11 +423,11 @@ class AboveKnee:
 
     @property
     def name(self) -> str:
-        """The inner governor's."""
+        """Name of the inner governor."""
         return str(getattr(self.inner, "name", "governor"))
 
     def initial(self) -> GovernorState:
-        """The inner governor's."""
+        """The initial state of the inner governor."""
         return self.inner.initial()
 
     def step(self, state: GovernorState, view: DeviceView, /) -> Step[GovernorState]:

@@ -2,8 +2,8 @@
 
 A window holds the work that was answered in it, by kind. A kind is requests of one model variant; where they differ in
 size, such as in the tokens they generate, time counts for each unit of size. Two windows are compared on the kinds that
-both have seen, weighted by the work of the limited one (direct standardisation), so that another mix of kinds is no
-slowdown. Joules are compared for the same work, where the two windows did about as much.
+occur in both, weighted by the work of the limited one (direct standardisation), so that another mix of kinds does not
+count as a slowdown. Joules are compared for the same work, where the two windows did about the same amount.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import ClassVar
 _FADE = 0.5
 """Weight of earlier windows at full power against the newest."""
 _MATCHED = 1.5
-"""Windows whose work differs by more than this factor say nothing about joules for the same work."""
+"""Windows whose work differs by more than this factor are not compared by joules for the same work."""
 _COVERED = 0.8
-"""Share of the limited window's service time whose kinds the window at full power must have seen."""
+"""Share of the limited window's service time whose kinds must occur in the window at full power."""
 _WITHIN = {4: 4.541, 6: 3.365, 9: 2.896, 14: 2.650, 21: 2.528, 32: 2.453, 48: 2.408}
 """Comparisons after which a limit may be found within the bound, and Student's t for each, one-sided 99 %.
 
-Looks after every comparison from 3 to 12, each at 95 %, take a limit at the bound in 16 % of its trials; these seven
-take it in fewer than 5 % (a test plays it)."""
+Checks after every comparison from 3 to 12, each at 95 %, accept a limit at the bound in 16 % of its trials; these seven
+accept it in fewer than 5 % (a test simulates this)."""
 _T95 = (math.inf, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761)
 _T95_MORE = 1.76
 """Student's t, one-sided 95 %, by degrees of freedom, and for more: rounded up."""
 _HOPELESS = 14
-"""After so many comparisons a limit whose mean lies beyond the bound is given up."""
+"""Number of comparisons after which a limit whose mean lies beyond the bound is given up."""
 _LATEST = (6, 9, 14)
-"""Newest comparisons by which a limit that is kept is found beyond the bound, at 99 %."""
+"""Numbers of newest comparisons by which a limit that is kept may be found beyond the bound, at 99 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,11 @@ class WorkTotals:
 
     Attributes:
         kind: The kind.
-        count: How many.
-        size: Their sizes together; ``count`` where a kind has one size.
-        service_s: Their service times together, s.
-        fresh_count, fresh_size, fresh_s: Of those that began after the limit in force was set and had settled.
+        count: Number of requests.
+        size: Sum of their sizes; ``count`` where a kind has one size.
+        service_s: Sum of their service times, s.
+        fresh_count, fresh_size, fresh_s: The same for requests that began after the limit in force was set and had
+            settled.
     """
 
     kind: str
@@ -59,7 +60,7 @@ class WorkTotals:
 
 
 def add_totals(first: tuple[WorkTotals, ...], second: tuple[WorkTotals, ...]) -> tuple[WorkTotals, ...]:
-    """The fresh work of both, by kind."""
+    """The sum of the fresh work of both, by kind."""
     found = {one.kind: one for one in first}
     for one in second:
         before = found.get(one.kind, WorkTotals(one.kind))
@@ -73,7 +74,7 @@ def add_totals(first: tuple[WorkTotals, ...], second: tuple[WorkTotals, ...]) ->
 
 
 def faded(work: tuple[WorkTotals, ...]) -> tuple[WorkTotals, ...]:
-    """Earlier work with the weight that it still has."""
+    """Earlier work with its reduced weight."""
     return tuple(replace(one, fresh_size=_FADE * one.fresh_size, fresh_s=_FADE * one.fresh_s) for one in work)
 
 
@@ -83,7 +84,7 @@ class WindowTotals:
 
     Attributes:
         from_s: Its beginning, s.
-        energy_j: While it runs, the counter at its beginning; then the energy of its device within it, J.
+        energy_j: Energy counter at its beginning while it runs; afterwards the energy of its device within it, J.
         elapsed_s: Its length once it has ended.
         work: Requests that began and were answered in it, by kind.
     """
@@ -100,16 +101,16 @@ class WindowTotals:
 
     @property
     def service_s(self) -> float:
-        """Their service time together, s."""
+        """Sum of the service times of these requests, s."""
         return math.fsum(one.fresh_s for one in self.work)
 
     @property
     def mean_s(self) -> float:
-        """Their mean service time, s; 0 without any."""
+        """Mean service time of these requests, s; 0 without any."""
         return self.service_s / self.count if self.count else 0.0
 
     def with_answers(self, answers: tuple[WorkTotals, ...]) -> WindowTotals:
-        """With further answers."""
+        """The window with further answers."""
         return replace(self, work=add_totals(self.work, answers)) if answers else self
 
     def ended(self, now_s: float, energy_j: float) -> WindowTotals:
@@ -119,22 +120,22 @@ class WindowTotals:
 
 @dataclass(frozen=True, slots=True)
 class LimitComparison:
-    """Two neighbouring windows, as logarithms of limit over full power.
+    """Comparison of two neighbouring windows, as logarithms of limit over full power.
 
     Attributes:
-        slowdown: Of the service time of the same work; NaN where the windows share too little.
-        energy: Of the joules for the same work; NaN where they did not do about as much.
+        slowdown: Logarithm for the service time of the same work; NaN where the windows share too little.
+        energy: Logarithm for the joules of the same work; NaN where they did not do about the same amount.
     """
 
     MOST: ClassVar[int] = 48
-    """Comparisons that count, the newest."""
+    """Number of comparisons that count, the newest."""
 
     slowdown: float
     energy: float
 
     @property
     def usable(self) -> bool:
-        """Whether both are known."""
+        """Whether both logarithms are known."""
         return math.isfinite(self.slowdown) and math.isfinite(self.energy)
 
 
@@ -167,10 +168,10 @@ class LimitRecord:
     comparisons: tuple[LimitComparison, ...] = ()
 
     LEAST: ClassVar[int] = 3
-    """Comparisons before anything is concluded."""
+    """Number of comparisons before anything is concluded."""
 
     def with_comparison(self, one: LimitComparison) -> LimitRecord:
-        """With a further one, if it is usable."""
+        """The record with a further comparison, if it is usable."""
         if not one.usable:
             return self
         return replace(self, comparisons=(*self.comparisons, one)[-LimitComparison.MOST :])
@@ -217,17 +218,17 @@ class LimitRecord:
         return False if number >= _HOPELESS and self.slowdown > max_slowdown else None
 
     def kept(self, max_slowdown: float) -> bool:
-        """Whether a limit that was within the bound may be kept: the mean still is."""
+        """Whether a limit that was within the bound may be kept: the mean slowdown is within it still."""
         return len(self.comparisons) >= self.LEAST and self.slowdown <= max_slowdown
 
     def lately_slower(self, max_slowdown: float) -> bool:
-        """Whether the latest comparisons lie beyond the bound for certain; chance alone gives no limit up."""
+        """Whether the latest comparisons lie beyond the bound for certain; no limit is given up by chance alone."""
         enough = [number for number in _LATEST if len(self.comparisons) >= number]
         return any(self._ends(number, _WITHIN[number])[0] > max_slowdown for number in enough)
 
 
 FULL = LimitRecord(1.0)
-"""Full power: it costs 1."""
+"""The record of full power, whose cost is 1."""
 
 
 def _mean(values: list[float]) -> float:

@@ -1,8 +1,8 @@
 """Clock governors: the lowest clock of a device within the SLO (μ-Serve, ATC'24, section 3.4, Alg. 3).
 
-``miad_step`` is the paper's multiplicative-increase, additive-decrease rule for one device and one period, with
-its slip fixed: the clock falls only when *every* resident partition allows it. ``literal=True`` keeps the
-pseudo-code's loop, in which any one partition that allows it is enough.
+``miad_step`` is the paper's multiplicative-increase, additive-decrease rule for one device and one period, with an
+error fixed: the clock falls only when *every* resident partition allows it. ``literal=True`` keeps the pseudo-code's
+loop, in which any one partition that allows it is enough.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ClockRange:
     Attributes:
         min_mhz: Lowest clock.
         max_mhz: Highest clock.
-        step_mhz: How far one additive decrease goes.
+        step_mhz: Size of one additive decrease.
         guard_ratio: Slack, as a ratio of the SLO, below which the clock goes up.
     """
 

@@ -1,6 +1,6 @@
 """A governor's view of the services of its device: the end of each pending request at each clock.
 
-The live controller and the simulator build their views here, so that a rule is judged on what it sees in the world.
+The live controller and the simulator build their views here, so that a rule is tested on the views of live operation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BatchingEngine:
     """An engine with continuous batching.
 
     Attributes:
-        cost: Of one step.
+        cost: Cost of one step.
         capacity: Sequences that fit into a batch.
     """
 
@@ -40,7 +40,7 @@ class Work:
     """Work of one service's requests at the highest clock.
 
     Attributes:
-        service_s, own_tail_s: Mean of the service time, and its quantile of the SLO, s.
+        service_s, own_tail_s: Mean of the service time, and its quantile by the SLO, s.
         energy_j: Joules above idle per request; 0 where unknown.
         servers: Requests that run at once.
         rate_rps: Recent arrivals, 1/s.
@@ -59,7 +59,7 @@ class Pending(NamedTuple):
     Attributes:
         arrival_s: Its arrival, Unix seconds.
         service_s: Its predicted service time at the highest clock, s.
-        energy_j: Joules above idle of that; 0 where unknown.
+        energy_j: Joules above idle of that service; 0 where unknown.
         start_s: Its start, Unix seconds; NaN while it waits.
         batched: Its tokens in an engine with continuous batching; None in others.
     """
@@ -85,7 +85,7 @@ class ColocatedService:
     Attributes:
         name: Its name.
         slo: Its latency SLO.
-        work: What its requests take.
+        work: Work of its requests.
         pending: Running and waiting requests, in the order of service.
         answered: Its latest answers, by their end.
         eventful: Whether every arrival and completion steps the governor; else it predicts the arrivals of a period.
@@ -104,7 +104,7 @@ class ColocatedService:
 
     @property
     def elasticity_ratio(self) -> float:
-        """Elasticity of its time to the clock; 1, as of arithmetic, where that is not learned."""
+        """Elasticity of its time to the clock; 1, as for arithmetic, where it is not learned."""
         return 1.0 if self.batch is None else self.batch.cost.elasticity_ratio
 
 
@@ -124,7 +124,7 @@ class ClockCurves:
 def pending_requests(
     residents: Sequence[ColocatedService], now_s: float, curves: ClockCurves, rate: float
 ) -> tuple[tuple[Waiting, ...], FloatArray]:
-    """Every pending request with its predicted end, and when one that arrives now would start, s, float64[clocks].
+    """Every pending request with its predicted end, and the start of one that arrives now, s, float64[clocks].
 
     A language model alone on its device is predicted step by step (:func:`batch_finish_s`). Services that share a
     device take turns by arrival, requests of one service run side by side on its servers.
@@ -132,7 +132,7 @@ def pending_requests(
     Args:
         residents: The services of the device.
         now_s: Unix seconds.
-        curves: Of the device.
+        curves: Clock curves of the device.
         rate: Work done a second at the present clock over that at the highest, for work bound by arithmetic.
     """
     if len(residents) == 1 and residents[0].batch is not None:

@@ -28,12 +28,12 @@ LIMIT_RATIOS = (0.917, 0.833, 0.75, 0.667, 0.583, 0.5)
 _AFFORDED = 0.25
 """Share of a trial that its job must be able to lose: a limit that loses more is certainly beyond the bound."""
 _AFFORDED_KNOWN = 0.1
-"""The same for a limit within the bound on earlier jobs of the kind."""
+"""The same share for a limit that was within the bound on earlier jobs of the kind."""
 _CHANGED = 0.05
-"""A speed at full power that differs by more than this is another speed."""
+"""Relative difference above which the speed at full power counts as changed."""
 _NOISE = 0.01
 _RISES = 2
-"""So many limits in a row that cost more than the least by more than noise end the search: the cost has one minimum."""
+"""Limits in a row that cost more than the least by more than noise before the search ends: the cost has one minimum."""
 
 
 class LimitPhase(StrEnum):
@@ -64,17 +64,17 @@ class LimitPoint:
 
 @dataclass(frozen=True, slots=True)
 class LimitedJobView:
-    """A running job as its node sees it.
+    """A node's view of a running job.
 
     Attributes:
         now_s: Time.
         job: Its name, for the decision.
         ratio: The limit in force, as a share of full power.
         work: Work done so far, in any unit that only grows.
-        work_s: When it came to that; ``now_s`` where work is read and not reported.
+        work_s: Time at which the work reached that value; ``now_s`` where work is read and not reported.
         energy_j: Energy of its devices so far, J.
         full_w: Full power of its devices together, W: the limit they had before, the ``maximum power`` of the cost.
-        known: What limits did to earlier jobs of its kind; empty for none.
+        known: Effects of limits on earlier jobs of its kind; empty for none.
     """
 
     now_s: float
@@ -101,18 +101,18 @@ class PowerLimitState:
     """State of one job.
 
     Attributes:
-        phase: Why the limit is what it is.
+        phase: Purpose of the present limit.
         ratio: The limit wanted.
         changed_s: When it was chosen; NaN before the first observation.
-        window: Where the present measurement began; None while the device settles.
+        window: Start of the present measurement; None while the device settles.
         last: Last moment that counted towards the credit.
         full_rate: Work a second at full power; 0 while unknown.
         full_w: Power at full power, W.
         credit_s: Time the job may still lose.
         points: Limits that were measured and lie within the bound.
         tried: Limits that were measured.
-        rises: How many of the last ones cost more than the least.
-        reviewed_s: When full power was measured last.
+        rises: Number of the latest limits in a row that cost more than the least.
+        reviewed_s: Time of the last measurement of full power.
     """
 
     phase: LimitPhase = LimitPhase.BASELINE
@@ -143,7 +143,7 @@ def check_limit_search(
     settle_s: float,
     review_s: float,
 ) -> None:
-    """Refuse the settings of a search for a power limit.
+    """Check the settings of a search for a power limit.
 
     Raises:
         ConfigError: A value out of range.
@@ -163,8 +163,8 @@ class PowerLimitTuner:
     """Chooses the power limit of one job.
 
     Attributes:
-        eta: 1 minds energy alone, 0 time alone.
-        max_slowdown: Time that a job may take over what it takes at full power.
+        eta: Weight of energy against time: 1 for energy alone, 0 for time alone.
+        max_slowdown: Largest time that a job may take, over its time at full power.
         ratios: Limits that may be tried, as shares of full power, highest first.
         trial_s: How long a limit is measured.
         settle_s: How long a device takes to follow a new limit.
@@ -204,7 +204,7 @@ class PowerLimitTuner:
         return afforded * (self.settle_s + self.trial_s) + 2 * self.period_s
 
     def initial(self) -> PowerLimitState:
-        """Full power, nothing known."""
+        """The initial state: full power, nothing measured."""
         return PowerLimitState()
 
     def step(self, state: PowerLimitState, view: LimitedJobView, /) -> Step[PowerLimitState]:
@@ -253,7 +253,7 @@ class PowerLimitTuner:
         return state.credit_s - (view.now_s - view.work_s) < self.period_s
 
     def _too_slow(self, state: PowerLimitState, view: LimitedJobView) -> Step[PowerLimitState]:
-        """Back to full power; a limit that was measured before lost its job's time to a change of the job."""
+        """Return to full power; a job too slow under a limit measured before has changed and is measured anew."""
         if state.phase is LimitPhase.TRIAL:
             tried = (*state.tried, *(ratio for ratio in self.ratios if ratio <= state.ratio))
             state = self._hold(replace(state, tried=tried, ratio=1.0, changed_s=view.now_s), view, full=True)
@@ -262,7 +262,7 @@ class PowerLimitTuner:
         return self._done(fresh, view, "the job runs slower than measured: it is measured anew")
 
     def _measured(self, state: PowerLimitState, mark: Mark, view: LimitedJobView) -> PowerLimitState:
-        """Take the measurement that has come to its end."""
+        """Record the measurement that has ended."""
         assert state.window is not None
         elapsed_s = mark.at_s - state.window.at_s
         rate = (mark.work - state.window.work) / elapsed_s
@@ -294,7 +294,7 @@ class PowerLimitTuner:
         return self._hold(replace(state, points=(*state.points, point), tried=tried, rises=rises), view)
 
     def _hold(self, state: PowerLimitState, view: LimitedJobView, *, full: bool = False) -> PowerLimitState:
-        """The best limit known; full power while the credit is spent."""
+        """Hold the best limit known, or full power while the credit is spent."""
         ratio = 1.0 if full else self.best(state.points, state.full_w, view.full_w).ratio
         return self._at(replace(state, phase=LimitPhase.HOLD), ratio, view)
 

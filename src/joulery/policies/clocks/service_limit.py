@@ -1,14 +1,14 @@
 """The power limit of a device that serves, learned while it serves, with a bound on how much it slows requests down.
 
-Work a second says nothing under partial load, so the policy compares **service time**: how long requests of a kind run
-once they are started, queueing left out. It measures what a limit does and assumes nothing: short windows under the
+Work a second is not meaningful under partial load, so the policy compares **service time**: how long requests of a kind
+run once they are started, queueing left out. It measures what a limit does and assumes nothing: short windows under the
 limit alternate with windows at full power (full, limit, limit, full, ...; a switchback), so that a drift of the load
 meets both alike. Each neighbouring two windows are one comparison of service time and of joules for the same work.
 
-A limit is kept only where its slowdown is found within ``max_slowdown`` (one beyond it is, in fewer than 5 % of its
-trials) and its cost, ``eta · energy + (1 - eta) · service time``, both against full power, is the least of those known.
-The nearer it is to the bound and the more requests differ, the more comparisons that takes, 4 to 48. While it is kept,
-windows at full power go on and renew the comparison.
+A limit is kept only where its slowdown is found within ``max_slowdown`` (a limit beyond it passes in fewer than 5 % of
+its trials) and its cost, ``eta · energy + (1 - eta) · service time``, both against full power, is the least of those
+known. The nearer it is to the bound and the more requests differ, the more comparisons that takes, 4 to 48. While it is
+kept, further windows at full power renew the comparison.
 
 Two rules hold at every observation, trials included:
 
@@ -45,9 +45,9 @@ SET_POWER_LIMIT = "set_power_limit"
 MIN_ANSWERS = 20
 """Answers that a window needs."""
 _SERVICE_TIMES = 20
-"""A window lasts so many mean service times: requests that its ends cut off then weigh little."""
+"""Least length of a window in mean service times: requests that its ends cut off then weigh little."""
 _QUIET = 10
-"""A window without enough answers is given up after so many times its length."""
+"""Multiples of its length after which a window without enough answers is given up."""
 _AFFORDED = 0.25
 """Share of the work of a trial that may be lost: a limit that loses more is certainly beyond the bound."""
 _PRESSURE_RATIO = 0.5
@@ -56,11 +56,11 @@ _MIN_JUDGED = 20
 """Answers by which the attainment of a service is judged."""
 _NOISE = 0.01
 _RISES = 2
-"""So many limits in a row that cost more than the least by more than noise end the search."""
+"""Limits in a row that cost more than the least by more than noise before the search ends."""
 _IDLE_WINDOWS = 24
-"""So many windows of a trial that gave no comparison end it."""
+"""Windows without a comparison after which a trial ends."""
 _SEARCH_SHARE = 0.2
-"""Most of the time that searches may take."""
+"""Largest share of the time that searches may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ServicePressure:
         oldest_s: Age of its oldest request that is not answered, s; 0 for none.
         delay_s: Time that a request which arrives now is predicted to wait, s.
         attainment_ratio: Share of its recent answers within the SLO; NaN for none.
-        answers: How many these are.
+        answers: Number of these answers.
     """
 
     name: str
@@ -87,11 +87,11 @@ class ServicePressure:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ServicePressure:
-        """The pressure of an object of :meth:`ServingDeviceView.as_dict`."""
+        """The pressure in a dictionary of :meth:`ServingDeviceView.as_dict`."""
         return cls(**_known(fields))
 
     def threat(self) -> str:
-        """The threat to the SLO, in words; empty for nothing."""
+        """The threat to the SLO as text; empty for none."""
         late_s = max(self.oldest_s, self.delay_s)
         if late_s > _PRESSURE_RATIO * self.slo_s:
             return f"{self.name}: {late_s:.3g} s of the SLO of {self.slo_s:.3g} s are gone"
@@ -102,7 +102,7 @@ class ServicePressure:
 
 @dataclass(frozen=True, slots=True)
 class ServingDeviceView:
-    """A device that serves, as the policy sees it.
+    """The policy's view of a device that serves.
 
     Attributes:
         now_s: Time, s.
@@ -110,10 +110,10 @@ class ServingDeviceView:
         set_s: When it was set, s; minus infinity for always.
         energy_j: Energy of the device so far, J; NaN where it is not read.
         servers: Requests that run at once.
-        running_s: How long the running requests have run, together, s.
+        running_s: Sum of the times for which the running requests have run, s.
         answers: Work of the requests that were answered since the last view, by kind.
-        services: What threatens their SLOs.
-        arrangement: What runs, in any form; measurements of another arrangement are forgotten.
+        services: Pressure on the services.
+        arrangement: Identifier of what runs, in any form; measurements of another arrangement are discarded.
         pinned: Whether a trial of a layout runs, during which no other limit may be tried.
     """
 
@@ -129,13 +129,13 @@ class ServingDeviceView:
     pinned: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; what is not finite as None."""
+        """The view as a JSON-ready dictionary; numbers that are not finite are None."""
         document: dict[str, Any] = known_numbers(asdict(self))
         return document
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ServingDeviceView:
-        """The view of such an object."""
+        """The inverse of :meth:`as_dict`."""
         values = {**_known(fields), "set_s": -math.inf if fields["set_s"] is None else fields["set_s"]}
         values["answers"] = tuple(WorkTotals(**one) for one in fields["answers"])
         values["services"] = tuple(ServicePressure.from_dict(one) for one in fields["services"])
@@ -147,25 +147,25 @@ class ServiceLimitState:
     """State of one device.
 
     Attributes:
-        phase: Why the limit is what it is.
+        phase: Purpose of the present limit.
         ratio: The limit wanted.
         seen_s: Time of the last view; NaN before the first.
-        arrangement: What ran then.
+        arrangement: Arrangement in that view.
         window: The window that is being measured; None while the device settles.
         position: Windows of the present trial that are complete.
         trial: The limit of the present trial.
         first: The first window of a comparison whose second one runs; None for none.
         base: Work at full power, by kind.
         full_w: Power at full power, W; 0 while unknown.
-        busy_ratio: Requests that ran at once at full power, in the mean.
+        busy_ratio: Mean number of requests that ran at once at full power.
         credit_s: Service time that may still be lost, s.
         records: Limits that were compared with full power.
         tried: Limits that were tried or left out.
-        rises: How many of the last ones cost more than the least.
+        rises: Number of the latest limits in a row that cost more than the least.
         calm_s: No limit before this time.
         backoff_s: How long a further threat keeps full power.
         searched_s: When the search began.
-        found_s: When it ended; NaN while it goes on.
+        found_s: When it ended; NaN while it runs.
         checked_s: When the limit that is kept was compared last.
     """
 
@@ -201,8 +201,8 @@ class ServiceLimitTuner:
 
     Attributes:
         device: The device, for decisions and logs.
-        eta: 1 minds energy alone, 0 service time alone.
-        max_slowdown: Service time that requests may take over that at full power.
+        eta: Weight of energy against service time: 1 for energy alone, 0 for service time alone.
+        max_slowdown: Largest service time that requests may take, over that at full power.
         ratios: Limits that may be tried, as shares of full power, highest first.
         trial_s: How long a window lasts.
         settle_s: How long a device takes to follow a new limit.
@@ -240,20 +240,20 @@ class ServiceLimitTuner:
 
     @property
     def service(self) -> str:
-        """The subject of its steps in a log."""
+        """The name of its steps in a log."""
         return f"power limit of {self.device}"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The policy as a JSON-ready dictionary."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ServiceLimitTuner:
-        """The policy of such an object."""
+        """The inverse of :meth:`as_dict`."""
         return cls(**{**fields, "ratios": tuple(fields["ratios"])})
 
     def initial(self) -> ServiceLimitState:
-        """Full power, nothing known."""
+        """The initial state: full power, nothing measured."""
         return ServiceLimitState(backoff_s=2 * self.trial_s)
 
     def step(self, state: ServiceLimitState, view: ServingDeviceView, /) -> Step[ServiceLimitState]:
@@ -299,7 +299,7 @@ class ServiceLimitTuner:
         return self._reserve_s(view) + view.running_s + lost_s
 
     def _protected(self, state: ServiceLimitState, view: ServingDeviceView, threat: str) -> Step[ServiceLimitState]:
-        """Full power now; under a limit, that limit and lower ones are given up and the wait doubles."""
+        """Return to full power at once; a limit in force and all lower ones are given up, and the wait doubles."""
         limited, backoff_s = state.ratio < 1, state.backoff_s
         calm_s = max(state.calm_s, view.now_s + (backoff_s if limited else self.trial_s))
         if limited:
@@ -309,20 +309,20 @@ class ServiceLimitTuner:
         return self._done(state, view, f"the SLO is threatened: {threat}")
 
     def _spent(self, state: ServiceLimitState, view: ServingDeviceView) -> Step[ServiceLimitState]:
-        """Back to full power; a limit that was kept lost its credit to a change of the work."""
+        """Return to full power; where a limit was kept, the work has changed and is measured anew."""
         if state.phase is LimitPhase.HOLD:
             state = replace(self._baseline(state), records=(), tried=(), rises=0)
             return self._done(state, view, "requests run slower than measured: they are measured anew")
         return self._done(self._baseline(self._given_up(state, state.trial)), view, "requests slow down too much")
 
     def _given_up(self, state: ServiceLimitState, ratio: float) -> ServiceLimitState:
-        """Without a limit and those below it."""
+        """The state without a limit and all lower ones."""
         tried = tuple(sorted({*state.tried, *(each for each in self.ratios if each <= ratio)}, reverse=True))
         records = tuple(one for one in state.records if one.ratio > ratio)
         return replace(state, tried=tried, records=records)
 
     def _baseline(self, state: ServiceLimitState) -> ServiceLimitState:
-        """At full power, with no window and no comparison under way."""
+        """The state at full power, with no running window or comparison."""
         if state.phase is LimitPhase.BASELINE and state.ratio == 1:
             return replace(state, window=None)
         if state.phase is LimitPhase.TRIAL:  # comparisons without a verdict
@@ -352,7 +352,7 @@ class ServiceLimitTuner:
         return self._measured(state, window, view)
 
     def _measured(self, state: ServiceLimitState, window: WindowTotals, view: ServingDeviceView) -> ServiceLimitState:
-        """Take a window that is complete."""
+        """Record a window that is complete."""
         if view.ratio == 1:
             state = replace(
                 state,
@@ -382,7 +382,7 @@ class ServiceLimitTuner:
         return self._tried(state, record, within=bool(verdict))
 
     def _to_window(self, state: ServiceLimitState, view: ServingDeviceView) -> ServiceLimitState:
-        """The limit of the next window of a trial."""
+        """The state with the limit of the next window of a trial."""
         return self._at(state, 1.0 if state.position % 4 in (0, 3) else state.trial)
 
     def _tried(self, state: ServiceLimitState, record: LimitRecord, *, within: bool) -> ServiceLimitState:

@@ -1,4 +1,4 @@
-"""The work of a job on several nodes, as its slowest node does it: the other nodes wait for that one.
+"""Counts the work of a job on several nodes by its slowest node, because the other nodes wait for that one.
 
 Nodes differ in their GPUs, so their counts of work cannot be compared. Each is measured at full power first. From then
 on the work of the job is counted in seconds at full power: in every interval the lowest speed of a node, as a share of
@@ -22,7 +22,8 @@ class SlowestRank:
     Attributes:
         trial_s: How long the nodes are measured at full power.
         work_s: The job's work, seconds at full power; it grows once all nodes are measured.
-        at_s: When it came to that, by the clock of the node that counts; NaN before the first look.
+        at_s: Time at which the work reached that value, by the clock of the node that counts; NaN before the first
+            observation.
         rates: Work a second of each node at full power; empty until all are measured.
     """
 
@@ -39,15 +40,15 @@ class SlowestRank:
         return bool(self.rates)
 
     def seen(self, now_s: float, nodes: Mapping[str, tuple[float, float]], *, full: bool) -> SlowestRank:
-        """The state after a look.
+        """The state after an observation.
 
-        An interval ends when every node has reported anew; a node that reports less work than before, a later time, or
-        other nodes begin everything anew.
+        An interval ends when every node has reported anew; a node that reports less work than before, an earlier time,
+        or other nodes restart the measurement.
 
         Args:
             now_s: Time, by the clock of the node that counts.
-            nodes: Of each node, time by its own clock and work so far in a unit of its own.
-            full: Whether all nodes have had full power since the last look.
+            nodes: Time of each node by its own clock, and its work so far in a unit of its own.
+            full: Whether all nodes have had full power since the last observation.
         """
         last = self._last
         begun = replace(SlowestRank(self.trial_s), at_s=now_s, _last=dict(nodes))

@@ -1,1 +1,1 @@
-"""Placement of models on parts of GPUs."""
+"""Placement of models on GPUs and on slices of GPUs."""

@@ -1,10 +1,10 @@
-"""Master problems of placement: HiGHS set up once, and the cheapest mix of patterns of one GPU.
+"""Master problems of placement: helpers for HiGHS models, and the cheapest mix of patterns of one GPU.
 
-A status of the solver separates a proof from a limit. :class:`Master` knows patterns as indices of items, each a part
-of one service of its kind. Its rows: for each kind of service, the replicas on all GPUs, each counting its part of a
-service, come to the number of services of that kind; for each GPU type, the number of GPUs lies in a range. In whole
-numbers, replicas of each division of a service must also make up whole services. A service may go unserved at a
-prohibitive price, so that there is always a solution; :attr:`Whole.unserved` says whether that was used.
+:class:`SolveStatus` separates a proof from a limit. A pattern of :class:`Master` holds the indices of items; an item is
+one replica of a service of its kind. For each kind of service, a row requires that the replicas on all GPUs, each
+counted as its fraction of a service, cover the services of that kind. For each GPU type, a row limits the GPUs to a
+range. In whole numbers, replicas of each division of a service must also make up whole services. A service may go
+unserved at a prohibitive price, so that there is always a solution; :attr:`Whole.unserved` counts such services.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 
 _PRIMAL_SIMPLEX = 4
-"""HiGHS's number of it."""
+"""HiGHS's option value for the primal simplex method."""
 _UNSERVED = 1e4
-"""Price of leaving a service out, in prices of the dearest GPU."""
+"""Price of leaving a service out, as a multiple of the price of the dearest GPU."""
 
 
 class SolveStatus(Enum):
     """Proof status of a run of the solver."""
 
     OPTIMAL = "optimal"
-    """The solution is optimal, within the gap asked for."""
+    """The solution is optimal, within the requested gap."""
     INFEASIBLE = "infeasible"
     """Proven: there is no solution."""
     OPEN = "open"
@@ -44,8 +44,8 @@ def new_model(
     Args:
         gap_ratio: Relative gap at which a solution in whole numbers is optimal.
         seconds, nodes: Limits of the run; None for none.
-        growing: Whether a linear program is solved again whenever columns were added: the last solution stays feasible
-            then, and the primal simplex method goes on from it.
+        growing: Whether the linear program is solved again after columns are added: the last solution then stays
+            feasible, and the primal simplex method continues from it.
     """
     import highspy
 
@@ -88,7 +88,7 @@ def run(model: Any) -> SolveStatus:
 
 
 Range = tuple[int, int | None]
-"""Fewest and most GPUs of a type; None for as many as wanted."""
+"""Fewest and most GPUs of a type; None for no upper limit."""
 
 
 class PricedPattern(NamedTuple):
@@ -103,11 +103,11 @@ class Relaxation(NamedTuple):
     """The optimum when fractions of GPUs may be rented.
 
     Attributes:
-        usd_per_hour: Its cost, over the patterns there are.
+        usd_per_hour: Its cost, over the patterns added so far.
         values: What one more service of each kind would cost, float64[kinds].
         rebates: What one more GPU of each type would cost beyond its price, float64[types]: negative where the range
             allows no more, positive where it demands as many.
-        gpus: How many of each type it rents, float64[types].
+        gpus: GPUs of each type that it rents, float64[types].
     """
 
     usd_per_hour: float
@@ -122,8 +122,8 @@ class Whole(NamedTuple):
     Attributes:
         gpus: The type and the pattern of each GPU.
         usd_per_hour: Their cost.
-        unserved: Services left out, for each kind: all 0 unless GPUs are limited or the solver reached a limit, so
-            no proof that they cannot be served.
+        unserved: Services left out, for each kind: all 0 unless GPUs are limited or the solver reached a limit. They
+            do not prove that these services cannot be served.
     """
 
     gpus: tuple[tuple[int, tuple[int, ...]], ...]
@@ -140,13 +140,13 @@ class Master:
     """The restricted master problem: collects patterns and solves over them.
 
     Args:
-        items: Of each item the kind of service, and of how many equal replicas of a service it is one.
+        items: For each item, the kind of service, and the number of equal replicas that serve one such service.
         demand: Services of each kind.
-        ranges: How many GPUs of each type there may be.
-        prices: Of a GPU of each type.
+        ranges: Fewest and most GPUs of each type.
+        prices: Price of a GPU of each type.
 
     Attributes:
-        patterns: In the order they were added.
+        patterns: The patterns, in the order they were added.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Master:
             self._lp.addCol(_UNSERVED * dearest, 0.0, self._lp.inf, 1, [kind], [1.0])
 
     def add(self, pattern: PricedPattern) -> bool:
-        """Add a pattern; False when it is there already."""
+        """Add a pattern; return False when it was added before."""
         key = (pattern.type_index, pattern.pattern)
         if key in self._known:
             return False
@@ -181,14 +181,14 @@ class Master:
         return True
 
     def of(self, chosen: Iterable[int]) -> Master:
-        """A problem with some of the patterns alone, by their indices."""
+        """A master problem with only the chosen patterns, given by their indices."""
         some = Master(self._items, self._demand, self._ranges, self._prices)
         for index in chosen:
             some.add(self.patterns[index])
         return some
 
     def restrict(self, ranges: Sequence[Range]) -> None:
-        """Another range of GPUs for each type, for the relaxation."""
+        """Set another range of GPUs for each type, for the relaxation."""
         for index, (low, high) in enumerate(ranges):
             most = self._lp.inf if high is None else float(high)
             self._lp.changeRowBounds(len(self._demand) + index, float(low), most)
@@ -208,12 +208,12 @@ class Master:
         return np.array(self._lp.getSolution().col_value, np.float64)[len(self._demand) :]
 
     def settle(self, index: int) -> None:
-        """Rent one GPU more of a pattern in every relaxation from now on."""
+        """Require one more GPU of a pattern in every later relaxation."""
         self._settled[index] += 1
         self._lp.changeColBounds(len(self._demand) + index, float(self._settled[index]), self._lp.inf)
 
     def forbid(self, items: set[int]) -> None:
-        """Rent no more of the patterns that hold one of these items than are settled."""
+        """Limit each pattern that holds one of these items to its settled number of GPUs."""
         for index, pattern in enumerate(self.patterns):
             if not items.isdisjoint(pattern.pattern):
                 settled = float(self._settled[index])
@@ -233,12 +233,12 @@ class Master:
         settled: Sequence[int] = (),
         allowed: FloatArray | None = None,
     ) -> Whole:
-        """The cheapest whole numbers over the patterns so far, within the limits on work.
+        """The cheapest whole numbers of GPUs over the patterns so far, within the limits on work.
 
         Args:
-            seconds, branchings: The limits.
-            settled: Patterns that are part of it, repeated where there are several GPUs of one.
-            allowed: 0 for items of which there are no more than are settled, float64[items]; all are when left out.
+            seconds, branchings: Limits on the time and on the nodes of the solver.
+            settled: Patterns that the solution must contain, repeated where it must contain several GPUs of one.
+            allowed: 0 for items of which the solution has no more than are settled, float64[items]; None allows all.
         """
         mip = new_model(seconds=seconds, nodes=branchings)
         # Costs differ by a GPU at least: closer than that is optimal.

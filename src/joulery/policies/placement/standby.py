@@ -1,10 +1,10 @@
 """Standby instances: they repair a plan whose prediction was wrong (iGniter, section 4.2).
 
-Beside every instance of a plan waits a *standby*: a second process with a larger share of the same GPU, by the smaller
-of 10 % and what the plan left. Once a second the SLO's quantile of the latencies is compared with the SLO. If the SLO
-is violated, and still violated half a second later (section 5.3), the standby takes over and the original ends. The
-standby is loaded beforehand, so no process starts then. Requests that queue behind the original are late anyway: for
-``settle_s`` after the switch nothing is concluded.
+Every instance of a plan has a *standby*: a second process with a larger share of the same GPU, by the smaller of 10 %
+and what the plan left. Once a second the SLO's quantile of the latencies is compared with the SLO. If the SLO is
+violated, and still violated half a second later (section 5.3), the standby takes over and the original ends. The
+standby is loaded beforehand, so no process starts then. Requests that queue behind the original are late anyway, so
+latencies do not count for ``settle_s`` after the switch.
 
 A standby is refused where the shares of its GPU would exceed the whole. The decision then reports an SLO violation that
 only a new plan can fix.
@@ -37,12 +37,12 @@ class WatchedInstance:
 
     Attributes:
         workload: The service.
-        replica: Which of its replicas.
+        replica: Number of the replica.
         gpu: Index of its GPU in the plan.
-        share_percent: What it has.
-        standby_percent: What its standby has; the same where the plan left nothing.
+        share_percent: Its share of the GPU.
+        standby_percent: Share of its standby; the same where the plan left nothing.
         slo_s: The latency SLO.
-        quantile: For which quantile.
+        quantile: Quantile of the latencies that the SLO limits.
     """
 
     workload: str
@@ -55,7 +55,7 @@ class WatchedInstance:
 
     @property
     def key(self) -> str:
-        """Names it in observations and decisions."""
+        """Name of the instance in observations and decisions."""
         return key_of(self.workload, self.replica)
 
 
@@ -67,12 +67,12 @@ def key_of(workload: str, replica: int) -> str:
 def watched_instances(
     gpus: Sequence[PlannedGpu], slos: Mapping[str, Slo], extra_percent: float = EXTRA_PERCENT
 ) -> tuple[WatchedInstance, ...]:
-    """The instances of a plan with what their standbys would have.
+    """The instances of a plan with the shares of their standbys.
 
     Args:
         gpus: The plan.
         slos: SLO by workload.
-        extra_percent: The most a standby has more than its original.
+        extra_percent: The most by which a standby's share exceeds its original's.
     """
     return tuple(
         WatchedInstance(
@@ -94,9 +94,9 @@ class Tail(NamedTuple):
     """Recent tail latency of one instance's requests.
 
     Attributes:
-        key: Which instance.
-        latency_s: The SLO quantile of their latencies; NaN for none.
-        requests: How many there were.
+        key: Name of the instance.
+        latency_s: The SLO quantile of the requests' latencies; NaN for none.
+        requests: Number of requests.
     """
 
     key: str
@@ -111,13 +111,13 @@ class StandbyObservation(NamedTuple):
     tails: tuple[Tail, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The observation as a JSON-ready dictionary."""
         tails = [[t.key, None if math.isnan(t.latency_s) else t.latency_s, t.requests] for t in self.tails]
         return {"now_s": self.now_s, "tails": tails}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StandbyObservation:
-        """The observation that :meth:`as_dict` made this of."""
+        """The observation from the output of :meth:`as_dict`."""
         tails = (Tail(str(k), math.nan if s is None else float(s), int(n)) for k, s, n in data["tails"])
         return cls(float(data["now_s"]), tuple(tails))
 
@@ -127,7 +127,7 @@ class StandbyState:
     """State of the policy.
 
     Attributes:
-        late_since_s: When each instance was first seen late, while it stays so.
+        late_since_s: When each instance that is late was first seen late.
         active: Since when the standby of an instance answers.
         violated: Instances reported as beyond repair by a standby.
     """
@@ -142,12 +142,12 @@ class StandbyPolicy:
     """Activates the standby of an instance that violates its SLO.
 
     Attributes:
-        instances: The plan's.
-        confirm_s: An SLO must stay violated for so long.
-        min_requests: A quantile over fewer requests says nothing.
+        instances: The plan's instances.
+        confirm_s: How long an SLO must stay violated before the policy acts.
+        min_requests: Fewest requests of a tail that counts.
         settle_s: How long latencies do not count after a standby took over.
         taken_over: Instances whose standby answers from the start, and since when.
-        service: What it watches, for the log: a whole plan.
+        service: Name of what the policy watches, for the log: a whole plan.
     """
 
     instances: tuple[WatchedInstance, ...]
@@ -159,11 +159,11 @@ class StandbyPolicy:
     service: ClassVar[str] = "plan"
 
     def initial(self) -> StandbyState:
-        """Every original answers, but those that a standby has taken over from."""
+        """The first state: every original answers, except those whose standby has taken over."""
         return StandbyState(active=MappingProxyType(dict(self.taken_over)))
 
     def step(self, state: StandbyState, observation: StandbyObservation, /) -> Step[StandbyState]:
-        """Look at every instance once, in the order of the plan."""
+        """Check every instance once, in the order of the plan."""
         tails = {tail.key: tail for tail in observation.tails}
         decisions: list[Decision] = []
         for one in self.instances:
@@ -220,7 +220,7 @@ class StandbyPolicy:
         return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything it takes to make it again, JSON-ready."""
+        """The policy as a JSON-ready dictionary."""
         return {
             "instances": [asdict(one) for one in self.instances],
             "confirm_s": self.confirm_s,
@@ -231,10 +231,10 @@ class StandbyPolicy:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StandbyPolicy:
-        """The policy that :meth:`as_dict` made this of.
+        """The policy from the output of :meth:`as_dict`.
 
         Raises:
-            DataError: It did not.
+            DataError: The data does not describe a standby policy.
         """
         try:
             instances = tuple(WatchedInstance(**one) for one in data["instances"])

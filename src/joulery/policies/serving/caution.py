@@ -1,7 +1,7 @@
 """Patience before a change that may threaten the SLO: it doubles where a threat soon follows such a change.
 
-On a machine that others keep busy a layout is late that its profile holds for enough. Without caution a service would
-go to and fro: leave the leanest layout as soon as there is room, be late, and return.
+On a machine that other programs keep busy, a layout may be late although its profile predicts that it suffices. Without
+caution a service would alternate: leave the leanest layout as soon as there is room, be late, and return.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 MOST_CAUTION = 32.0
 _LASTS = 10.0
-"""A change that a threat follows within so many times the patience counts as its cause."""
+"""Multiples of the patience within which a change counts as the cause of the threat that follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Caution:
     doubtful_until_s: float = math.inf
 
     def at(self, now_s: float) -> float:
-        """The multiple that holds: 1 again once the last change has lasted."""
+        """The multiple in force: 1 again once the last change has lasted."""
         return self.ratio if now_s < self.doubtful_until_s else 1.0
 
     def risked(self, now_s: float, patience_s: float) -> Caution:
-        """After a change that was made with patience."""
+        """The caution after a change that was made with patience."""
         ratio = self.at(now_s)
         return Caution(ratio, now_s + _LASTS * patience_s * ratio)
 
@@ -42,4 +42,4 @@ class Caution:
 
 
 CALM = Caution()
-"""Nothing that was done so far led to a threat."""
+"""The caution while no change so far has led to a threat."""

@@ -2,14 +2,15 @@
 
 A replica that waits may draw power, and neighbours that work at the same time slow one another down: fewer replicas
 answer a low demand for fewer joules. Which variants run is the search's decision; this rule only chooses how many of
-the chosen instances are awake. It never takes an accuracy or a latency that the whole layout would keep.
+the chosen instances are awake. It never gives up an accuracy or a latency that the whole layout would keep.
 
 Waking takes the measured start of a replica, so the awake part always has room for more demand than there is, the more
 the longer waking takes. Instances are woken as soon as that room is used, and parked only after demand has been low for
-a while. The SLO-first rule wins: a threat wakes all of them, and demand has to be low for longer before the next time.
+a while. The SLO-first rule wins: a threat wakes all of them, and demand has to be low for longer before they are parked
+again.
 
-On GPUs whole ones are left empty, whose governors lower them to their idle clocks: an empty slice beside a busy one
-saves little. On the nodes of a cluster whole nodes are left empty, which may then sleep.
+On GPUs, whole GPUs are left empty, and their governors lower them to idle clocks: an empty slice beside a busy one
+saves little. On the nodes of a cluster, whole nodes are left empty, which may then sleep.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ T = TypeVar("T")
 _NUMBERS = ("room", "growth_per_s", "used", "patience_s", "sleepers", "wakes_s", "wake_growth_per_s")
 _LEAST_RPS, _RATE_STEP, _MOST_KEPT = 1e-3, 1.05, 256
 MOST_PARTS = 5_000
-"""Parts of a layout that are compared; of more, the smallest."""
+"""Largest number of parts of a layout that are compared, the smallest parts first."""
 EQUAL_RATIO = 0.01
 """Joules a request that differ by less than this, and by less than the error of the profile, count as equal."""
 CONSOLIDATION = "consolidation"
@@ -52,13 +53,13 @@ class Consolidation:
         room: Demand that the awake part must be able to carry before others are parked, as a multiple of the present.
         growth_per_s: What is added to ``room`` for each second that waking takes.
         used: Share of that room which, once used, wakes more instances: below 1 ends flapping.
-        patience_s: Seconds without a change or a threat before instances are parked; more of them after parking that a
+        patience_s: Seconds without a change or a threat before instances are parked; longer after a parking that a
             threat soon ended.
-        gpus: Of each partition of a service's GPUs or nodes, and of the first of them alone, which has which slice;
-            empty on the CPU cores of one machine.
+        gpus: The GPU or node of each slice, for each partition of a service's GPUs or nodes and of the first of them
+            alone; empty on the CPU cores of one machine.
         sleepers: Nodes that sleep while they are empty.
-        wakes_s: Seconds that such a node takes to come back; 0 where there is none.
-        wake_growth_per_s: What is added to ``room`` for each of them.
+        wakes_s: Seconds that such a node takes to wake; 0 where there is none.
+        wake_growth_per_s: What is added to ``room`` for each of those seconds.
     """
 
     room: float = 2.0
@@ -72,7 +73,7 @@ class Consolidation:
     _memo: dict[Hashable, tuple[Predictor, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The rules as a JSON-ready dictionary."""
         found: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
         if self.gpus:
             found["gpus"] = [[[str(piece), gpu] for piece, gpu in assigned] for assigned in self.gpus.values()]
@@ -83,7 +84,7 @@ class Consolidation:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            TypeError, ValueError: It is not what ``as_dict`` writes.
+            TypeError, ValueError: ``data`` is not what ``as_dict`` writes.
         """
         assigned = [tuple((Slice.parse(piece), str(gpu)) for piece, gpu in one) for one in data.get("gpus", ())]
         gpus = {tuple(sorted(piece for piece, _ in one)): one for one in assigned}
@@ -102,9 +103,9 @@ class Consolidation:
         """The part of a layout that carries a demand with the fewest joules a second; the whole where none is better.
 
         Of parts whose predicted joules differ by less than the error of the profile, the one with the fewest instances:
-        a core that is left empty sleeps deeper than any profile of its replicas says. Of nodes as many sleep as may:
-        what a machine takes while it is awake is in no profile of its replicas, and assumed to be more than what one
-        variant takes above another at a demand that leaves it empty.
+        a core that is left empty sleeps deeper than any profile of its replicas shows. As many nodes sleep as possible:
+        the power of a machine that is awake is in no profile of its replicas. It is assumed to exceed the difference
+        between two variants at a demand that leaves the machine empty.
 
         Args:
             whole: The layout.
@@ -178,8 +179,8 @@ class Consolidation:
         """The step with as many instances awake as the demand needs.
 
         Args:
-            step: What the policy decided on the whole layout.
-            seen: What it observed.
+            step: The policy's step for the whole layout.
+            seen: The policy's observation.
             service: The service.
             goals: SLO and accuracy.
             predictor: The measured profile.
@@ -218,7 +219,7 @@ class Consolidation:
 
     @staticmethod
     def _rate_rps(seen: Observation, demand_rps: float) -> float:
-        """The demand to carry: the larger of now and lately; next to none where nothing has arrived for a while.
+        """The demand to carry: the larger of the present and the smoothed one; close to 0 where nothing has arrived.
 
         Rounded up to one of a few values, so that a prediction serves many steps.
         """
@@ -228,7 +229,7 @@ class Consolidation:
         return float(_RATE_STEP ** math.ceil(math.log(rate_rps, _RATE_STEP) - 1e-9))
 
     def _kept(self, predictor: Predictor, key: Hashable, made: Callable[[], T]) -> T:
-        """The kept result of this predictor for a key, else a new one; the latest few hundred are kept."""
+        """The cached result of this predictor for a key, else a new one; at most 256 results are cached."""
         known = self._memo.get(key)
         if known is None or known[0] is not predictor:
             if len(self._memo) >= _MOST_KEPT:
@@ -295,7 +296,7 @@ class Consolidation:
         return Step(state, (*step.decisions, self._decision(service, awake, reason)), step.wake_s)
 
     def _woken(self, step: Step[ServiceState], seen: Observation, service: str) -> Step[ServiceState]:
-        """All instances awake again, because the SLO is threatened."""
+        """The step with all instances awake again, because the SLO is threatened."""
         state = step.state
         if state.whole is None or state.layout is None:
             return step
@@ -318,7 +319,7 @@ def parts(whole: Layout) -> Iterator[Layout]:
 
 
 def _choices(counts: tuple[tuple[Instance, int], ...], size: int) -> Iterator[tuple[tuple[Instance, int], ...]]:
-    """Every way to take ``size`` instances of those there are, as how often each is taken."""
+    """Every way to take ``size`` instances, as the number of each instance that is taken."""
     if not counts:
         if size == 0:
             yield ()

@@ -35,12 +35,12 @@ def short(layout: Layout) -> str:
 
 
 def quantile(slo: Slo) -> str:
-    """``p95``."""
+    """The quantile of an SLO as text: ``p95``."""
     return f"p{100 * slo.quantile:g}"
 
 
 def changed(then: ServiceObjectives | None, now: ServiceObjectives) -> str:
-    """Changes of the objectives, in words; empty where they did not change."""
+    """Changes of the objectives as text; empty where they did not change."""
     if then is None or then == now:
         return ""
     if then.slo != now.slo:
@@ -53,25 +53,25 @@ def changed(then: ServiceObjectives | None, now: ServiceObjectives) -> str:
 
 
 def moved(what: str, unit: str, now: float, then: float) -> str:
-    """``grid up from 190 to 201 g/kWh``."""
+    """The change of a quantity as text: ``grid up from 190 to 201 g/kWh``."""
     return f"{what} {'up' if now > then else 'down'} from {then:.0f} to {now:.0f} {unit}"
 
 
 def measured(slo: Slo, sample: Sample, verdict: Verdict) -> str:
-    """The outcome of a trial."""
+    """The outcome of a trial as text."""
     where = f"{quantile(slo)} {latency(max(0.0, sample.latency_low_s))} to {latency(sample.latency_high_s)}"
     joules = f"{1e3 * sample.energy_j:.3g} mJ a request"
     return f"{short(sample.layout)} {_VERDICTS[verdict]} ({where}, {joules}, {sample.requests} requests)"
 
 
 def intensity_moved(trigger: ReplanTrigger, now_g: float, planned_g: float, unknown_s: float) -> str:
-    """Change of the intensity from the one searched at, in words; empty where it did not move.
+    """Change of the intensity from the one searched at, as text; empty where it did not move.
 
     Args:
-        trigger: What counts as a move.
+        trigger: Thresholds above which the intensity counts as moved.
         now_g: Intensity now; NaN while unknown.
         planned_g: Intensity searched at; NaN where it was unknown.
-        unknown_s: How long it has been unknown; it counts as gone after so many settling times.
+        unknown_s: Seconds for which it has been unknown; after 60 settling times it counts as gone.
     """
     if not math.isfinite(now_g):
         gone = math.isfinite(planned_g) and unknown_s >= _FORGETS * trigger.settle_s
@@ -126,7 +126,7 @@ def _changes(objective: Objective, accuracy_ratio: float, energy_j: float, g_per
 
 
 def none_feasible(goals: ServiceObjectives, measured: int, layout: Layout, *, deferred: bool = False) -> str:
-    """That nothing measured keeps the objectives, and what runs instead; or that nothing was measured yet."""
+    """The message that no measured layout keeps the objectives, or none was measured yet, and what runs instead."""
     if not measured and deferred:
         return f"{short(layout)} serves meanwhile"
     if not measured:
@@ -138,11 +138,11 @@ def none_feasible(goals: ServiceObjectives, measured: int, layout: Layout, *, de
 
 
 def steered(mix: VariantMix, words: str) -> str:
-    """The loaded variants that answer from now on, in words.
+    """The loaded variants that answer from now on, as text.
 
     Args:
         mix: The mix.
-        words: Why; empty where only a long queue is steered.
+        words: The reason; empty where only a long queue is steered.
     """
     if not mix.steps:
         return "each replica answers with its own variant, whatever waits"

@@ -40,9 +40,10 @@ class NodeOrder:
         return ranks | {name: rank + 1 for name in g_per_kwh if name not in ranks}
 
     def _holds(self, g_per_kwh: Mapping[str, float], before: Mapping[str, int]) -> bool:
-        """Whether no node is cleaner than one before it by more than the margin, nor than one of its own rank by twice.
+        """Whether the ranks so far still hold.
 
-        Nodes of unknown intensity come after all others.
+        No node may be cleaner than one of a better rank by more than the margin, nor than one of its own rank by twice
+        the margin. Nodes of unknown intensity come after all others.
         """
         known = [name for name, value in g_per_kwh.items() if math.isfinite(value)]
         unknown = [name for name in g_per_kwh if name not in known]

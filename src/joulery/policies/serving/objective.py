@@ -47,7 +47,7 @@ class ServiceObjectives:
         slo: Latency to keep.
         minimum_accuracy_ratio: Mean accuracy never to go below.
         threatened_accuracy_ratio: The same while the SLO is threatened; ``minimum_accuracy_ratio`` when None: the floor
-            comes before the SLO unless the user says otherwise.
+            comes before the SLO unless the user sets this floor.
     """
 
     lambda_ratio: float
@@ -56,7 +56,7 @@ class ServiceObjectives:
     threatened_accuracy_ratio: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The objectives as a JSON-ready dictionary."""
         slo = {"latency_s": self.slo.latency_s, "quantile": self.slo.quantile, "scope": self.slo.scope.value}
         numbers = ("lambda_ratio", "minimum_accuracy_ratio", "threatened_accuracy_ratio")
         return {"slo": slo, **{name: getattr(self, name) for name in numbers}}
@@ -66,7 +66,7 @@ class ServiceObjectives:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+            KeyError, TypeError, ValueError: ``data`` is not what ``as_dict`` writes.
         """
         slo = dict(data["slo"])
         return cls(**{**data, "slo": Slo(**{**slo, "scope": SloScope(slo["scope"])})})
@@ -118,7 +118,7 @@ class Objective:
             candidates' are.
         base_g_per_kwh: Intensity of the baseline.
         base_pue: Facility energy per IT energy of the baseline.
-        pue: The facility's own, now.
+        pue: Facility energy per IT energy now.
     """
 
     lambda_ratio: float
@@ -160,7 +160,7 @@ class Objective:
         return weigh(weight, self.carbon_change(energy_j, g_per_kwh), self.accuracy_change(accuracy_ratio))
 
     def scores(self, accuracy_ratio: FloatArray, energy_j: FloatArray, g_per_kwh: float) -> FloatArray:
-        """As :meth:`score`, to the last digit, of many requests' accuracies and joules, float64[n]."""
+        """As :meth:`score`, to the last digit, for arrays of accuracies and joules, float64[n]."""
         carbon_g = energy_j * self.pue * max(0.0, g_per_kwh) / JOULES_PER_KWH
         carbon_change = (self.base_carbon_g - carbon_g) / self.base_carbon_g
         accuracy_change = (accuracy_ratio - self.base_accuracy_ratio) / self.base_accuracy_ratio

@@ -20,7 +20,7 @@ TAIL_QUANTILE = 0.99
 """Share of the answers that admission keeps within the SLO where the service times allow it."""
 _RECENT_S, _TAIL_ANSWERS, _LEAST_ANSWERS = 1.0, 100, 10
 _STEERED_RATIO = 0.02
-"""Share of answers by other variants above which a sample does not show what a layout does."""
+"""Share of answers by other variants above which a sample does not represent its layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Sample:
 
     Attributes:
         layout: The layout that answered them.
-        since_s: Arrivals from then on count, Unix seconds.
+        since_s: Time from which arrivals count, Unix seconds.
         requests: Requests that ended.
         failed: Requests among them that failed or were refused; their latency is infinite.
         latency_s, latency_low_s, latency_high_s: The SLO's quantile and its confidence interval.
@@ -60,18 +60,18 @@ class Sample:
 
     @property
     def is_own(self) -> bool:
-        """Whether the layout's own variants gave the answers, but for the few of a queue that was long."""
+        """Whether the layout's own variants gave the answers, except for at most 2 % while the queue was long."""
         own = sum(count for name, count in self.served.items() if name in self.layout.counts)
         return own >= (1.0 - _STEERED_RATIO) * self.answers
 
     def suffices(self, min_requests: int) -> bool:
-        """Whether so many requests ended, some were answered, and their joules are known."""
+        """Whether at least ``min_requests`` ended, some were answered, and their joules are known."""
         return self.requests >= min_requests and self.answers > 0 and 0 < self.energy_j < math.inf
 
     def accuracy(self, accuracy_ratio: Mapping[str, float]) -> tuple[float, float]:
         """Mean accuracy over the answers and its standard error; NaN for no answer.
 
-        Answers of other variants, such as one that joined and has its first share, count in neither.
+        Answers of other variants, such as one that joined and has its first share, count for neither.
 
         Args:
             accuracy_ratio: Accuracy of each variant that counts.
@@ -89,7 +89,7 @@ class Sample:
         return mean, math.sqrt(spread / answers)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: NaN is null, an infinite number a word."""
+        """The sample as a JSON-ready dictionary; NaN is null, an infinite number is a string."""
         counts = {"requests": self.requests, "failed": self.failed, "deaths": self.deaths}
         observed = {} if math.isnan(self.accuracy_ratio) else {"accuracy_ratio": self.accuracy_ratio}
         return {
@@ -106,7 +106,7 @@ class Sample:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+            KeyError, TypeError, ValueError: ``data`` is not what ``as_dict`` writes.
         """
         return cls(
             layout=Layout.parse(data["layout"]),
@@ -138,12 +138,13 @@ class Observation:
         g_per_kwh: Carbon intensity now; NaN while unknown.
         rate_rps: Requests a second over the observer's window; NaN while unknown.
         latency_s: The SLO's quantile of the latencies in that window; NaN where nothing was answered.
-        requests: Latencies that the quantile rests on.
+        requests: Number of latencies behind the quantile.
         served: Answers in that window, by variant.
         power_w: Power of the machine; NaN while unknown.
         running: The layout that runs; None while none does.
         sample: The requests since that layout took over; None where no trials are made, or nothing ended yet.
-        waits_for: The service whose trials trials of this one would disturb; empty when it may try.
+        waits_for: Another service, whose trials would be disturbed by trials of this one; empty when it may make
+            trials.
         arrival_rps: Requests that arrived a second over the last second, or over the last fifty where they took longer,
             refused ones included; NaN while unknown.
         queued: Requests that wait for a replica now.
@@ -185,7 +186,7 @@ class Observation:
         return self.rate_rps if math.isnan(self.arrival_rps) else self.arrival_rps
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; unknown numbers are null."""
+        """The observation as a JSON-ready dictionary; unknown numbers are null."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         queue = {} if not self.queued else {"queued": self.queued, "oldest_wait_s": self.oldest_wait_s}
         return {

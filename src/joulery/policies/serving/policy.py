@@ -108,7 +108,7 @@ class ServicePolicy:
         return self.search.candidates
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that it takes to decide the same again."""
+        """The policy as a JSON-ready dictionary with all that is needed to repeat its decisions."""
         return {
             "service": self.service,
             "rate_rps": self.rate_rps,
@@ -124,7 +124,7 @@ class ServicePolicy:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            DataError: It is not what ``as_dict`` writes.
+            DataError: ``data`` is not what ``as_dict`` writes.
         """
         try:
             objectives = ServiceObjectives.from_dict(data["objectives"])
@@ -142,7 +142,7 @@ class ServicePolicy:
             raise DataError(f"not a service policy: {error!r}") from error
 
     def initial(self) -> ServiceState:
-        """Nothing decided yet."""
+        """The state before the first decision."""
         return ServiceState()
 
     def step(self, state: ServiceState, observation: Observation, /) -> Step[ServiceState]:
@@ -155,7 +155,7 @@ class ServicePolicy:
         return self.steer(step, observation)
 
     def queue_limit(self, state: ServiceState, seen: Observation) -> QueueLimit | None:
-        """Queue limit at which the leanest variants answer the last within the SLO; None for no such limit.
+        """Queue limit at which the leanest variants answer the last request within the SLO; None for no such limit.
 
         While the SLO is protected, requests that have waited for too long are refused in favour of later ones.
 
@@ -176,7 +176,7 @@ class ServicePolicy:
         return scaler.queue_limit(leanest, (), ratio=ratio, protected=state.protecting) if surges else None
 
     def _decide(self, state: ServiceState, seen: Observation) -> Step[ServiceState]:
-        """The layout to run or to try."""
+        """Decide on the layout to run or to try."""
         state, phrase = self.watched(state, seen)
         changed = messages.changed(state.objectives, self.objectives)
         if phrase and not changed:
@@ -208,7 +208,7 @@ class ServicePolicy:
         return VariantScaler(known, self.objectives, state.slowdown_ratio)
 
     def watched(self, state: ServiceState, seen: Observation) -> tuple[ServiceState, str]:
-        """The state with what threatens the SLO now; and the threat as a phrase, empty for none."""
+        """The state with the present threat to the SLO, and that threat as a phrase; empty for none."""
         found = threat(seen, self.objectives.slo, self._capacity_rps(seen.running, state), state.threat)
         counts = bool(found.phrase) and self._attainable(state)
         if counts or found != state.threat:
@@ -221,7 +221,7 @@ class ServicePolicy:
         return predictor is None or self._scaler(predictor, state).attains(self._leanest(state))
 
     def _capacity_rps(self, layout: Layout | None, state: ServiceState) -> float:
-        """Requests a second that a layout serves with the weights decided on; 0 where no profile says so."""
+        """Requests a second that a layout serves with the weights decided on; 0 without a profile."""
         if layout is None or (predictor := self.search.predictor) is None:
             return 0.0
         return self._scaler(predictor, state).known_capacity_rps(layout, state.weights)
@@ -251,7 +251,7 @@ class ServicePolicy:
         return Step(state, (self._decision(kind, layout, reason, "", "threat"),))
 
     def _hold(self, state: ServiceState, seen: Observation) -> Step[ServiceState]:
-        """While the SLO is protected: as little scaling as the present demand leaves room for; then search again."""
+        """Scale as little as the present demand allows while the SLO is protected; then search again."""
         predictor, calm_s = self.search.predictor, seen.now_s - state.threat_s
         steering = predictor is not None and steers(seen, predictor)
         mixes = steering and isinstance(self.search, PredictiveSearch)
@@ -274,11 +274,11 @@ class ServicePolicy:
         return self._search(state, seen, cause, "the SLO has room again")
 
     def steer(self, step: Step[ServiceState], seen: Observation) -> Step[ServiceState]:
-        """The step with a decision on the mix of loaded variants, where the one in force is another."""
+        """The step with a decision on the mix of loaded variants, where it differs from the mix in force."""
         return introduced(self._steered(step, seen_by(self.family, seen)), seen, self)
 
     def _steered(self, step: Step[ServiceState], seen: Observation) -> Step[ServiceState]:
-        """The same among the variants whose times are known."""
+        """As :meth:`steer`, only among the variants whose times are known."""
         state, predictor = step.state, self.search.predictor
         if predictor is None or seen.running is None or not steers(seen, predictor):
             return step
@@ -308,7 +308,7 @@ class ServicePolicy:
         return self.search.least_bad(goals, state)
 
     def _observed(self, state: ServiceState, seen: Observation) -> ServiceState:
-        """Demand and delay, smoothed."""
+        """The state with smoothed demand and delay, and the slowdown and admission that an observation shows."""
         held_s, slo = math.nan, self.objectives.slo
         if (predictor := self.search.predictor) is not None:
             state = replace(state, slowdown_ratio=slowdown(seen, predictor, state.slowdown_ratio))
@@ -365,7 +365,7 @@ class ServicePolicy:
         return None
 
     def _begin(self, state: ServiceState, seen: Observation, cause: str, words: str) -> ServiceState:
-        """The state of a new search; a trial search keeps what the layout that ran has shown."""
+        """The state of a new search; a trial search keeps the measurements of the layout that ran."""
         retry_s = 0.0
         if isinstance(self.search, TrialSearch):
             retry_s = self.search.budget.retry_s
@@ -386,7 +386,7 @@ class ServicePolicy:
         return outcome if state.layout is None else replace(outcome, layout=state.layout)
 
     def _predict(self, state: ServiceState, seen: Observation, search: PredictiveSearch) -> Step[ServiceState]:
-        """The layout that the profile predicts to be best."""
+        """Decide on the layout that the profile predicts to be best."""
         goals = self.objectives
         observed_s = seen.latency_s if state.cause == "latency" else 0.0
         rate_rps = state.planned_rps * (_HEADROOM if self._cautious(state, seen) else 1.0)
@@ -411,7 +411,7 @@ class ServicePolicy:
     def _follow(
         self, state: ServiceState, trying: Layout, seen: Observation, search: TrialSearch
     ) -> Step[ServiceState]:
-        """The trial that runs: wait, or learn from it and go on."""
+        """Wait for the trial that runs, or record its outcome and start the next one."""
         budget, name = search.budget, short(trying)
         if seen.running != trying:
             return self._next(state.without(trying, failed=True), seen, search, f"{name} failed to start")
@@ -439,7 +439,7 @@ class ServicePolicy:
     def _no_data(
         self, state: ServiceState, trying: Layout, seen: Observation, search: TrialSearch, remark: str
     ) -> Step[ServiceState]:
-        """Too few requests ended. Without a baseline nothing can be compared: it serves until enough have ended."""
+        """End a trial with too few requests; without a baseline, the layout serves until enough have ended."""
         if search.baseline_of(state) is None:
             return self._settle(replace(state, trying=None), seen, search, remark)
         return self._next(state.without(trying), seen, search, remark)
@@ -447,7 +447,7 @@ class ServicePolicy:
     def _next(
         self, state: ServiceState, seen: Observation, search: TrialSearch, remark: str = ""
     ) -> Step[ServiceState]:
-        """The next trial, or the end of the search."""
+        """Start the next trial, or end the search."""
         budget = search.budget
         if seen.now_s - state.begun_s >= budget.clock_s:
             return self._settle(state, seen, search, remark)
@@ -467,13 +467,13 @@ class ServicePolicy:
         return Step(state, (self._decision(TRY_LAYOUT, layout, reason, remark, state.cause),))
 
     def _too_slow(self, layout: Layout, state: ServiceState, seen: Observation) -> bool:
-        """Whether a trial would threaten the SLO again that was threatened lately."""
+        """Whether a trial of a layout would threaten the SLO again soon after a threat."""
         if not self._cautious(state, seen):
             return False
         return 0 < self._capacity_rps(layout, replace(state, weights=())) < _HEADROOM * state.planned_rps
 
     def _settle(self, state: ServiceState, seen: Observation, search: TrialSearch, remark: str) -> Step[ServiceState]:
-        """The best measured layout at the present intensity; the least bad where none keeps the objectives."""
+        """Decide on the best measured layout at this intensity, or the least bad where none keeps the objectives."""
         goals, baseline = self.objectives, search.baseline_of(state)
         g_per_kwh = seen.g_per_kwh if math.isfinite(seen.g_per_kwh) else state.g_per_kwh
         best = search.choose(goals, state, g_per_kwh)
@@ -488,7 +488,7 @@ class ServicePolicy:
         return Step(state, (self._decision(decision_kind(state, seen), layout, reason, remark, state.cause),))
 
     def _again(self, state: ServiceState, seen: Observation, search: TrialSearch) -> Step[ServiceState]:
-        """Set the layout decided on once more, where it does not run; after that the next best."""
+        """Set the layout decided on once more where it does not run; on a second failure set the next best."""
         layout = state.layout or search.baseline
         known, more = layout in state.failures, (*state.failures, layout)
         state = state.without(layout, failed=True) if known else replace(state, failures=more)

@@ -1,4 +1,4 @@
-"""SLO first: what threatens the SLO, and which of the loaded variants answer while many requests arrive.
+"""Protection of the SLO: detects threats to it and chooses the loaded variants that answer while many requests arrive.
 
 Pure arithmetic on the measured profile. A layout's slices serve ``1 / mean service time`` requests a second each; the
 mean is over the variants that a slice answers with. Machines slow down while other programs run: ``slowdown_ratio``
@@ -38,19 +38,19 @@ _CALM = 0.5
 _SURGE_ERRORS, _LASTING_ERRORS = 2.0, 1.0
 """Standard errors by which arrivals must exceed the capacity to be a threat: once, or twice in a row."""
 _ARRIVALS = 50
-"""Arrivals that a rate rests on."""
+"""Arrivals over which a low rate is measured."""
 _ROOM_ERRORS = 1.0
-"""Standard errors above the present arrivals that there must be room for."""
+"""Standard errors added to the present arrival rate to get the demand that must fit."""
 _SLOWER = 1.15
 """A change of the service times by less than this leaves the slowdown as it is."""
 _LEAST_ANSWERS = 10
 _LEAST_ADMITTED, _SHRINKS, _GROWS, _HELD_RATIO = 0.1, 0.5, 1.5, 0.8
-"""The part of the queue that may wait: its least, its factors a second at most, the part of the SLO it aims at."""
+"""Limits of the admitted part of the queue: its minimum, its factors per step, and the share of the SLO to aim at."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariantScaler:
-    """Capacities and mixes of a service's layouts.
+    """Computes the capacities and the mixes of a service's layouts.
 
     Attributes:
         predictor: The measured profile.
@@ -78,7 +78,7 @@ class VariantScaler:
         return math.fsum(1.0 / one for one in times_s)
 
     def known_capacity_rps(self, layout: Layout, weights: Weights = ()) -> float:
-        """The same; 0 where the profile lacks a variant on one of its slices."""
+        """As :meth:`capacity_rps`; 0 where the profile lacks a variant on one of the layout's slices."""
         try:
             return self.capacity_rps(layout, weights)
         except DataError:
@@ -99,7 +99,7 @@ class VariantScaler:
         return math.fsum(share * accuracy[name] for name, share in weights) + rest * own
 
     def lean(self, layout: Layout, loaded: Collection[str]) -> Weights:
-        """The weights with the largest capacity whose mean accuracy keeps the floor; none for the own variants.
+        """The weights with the largest capacity whose mean accuracy keeps the floor; empty for the own variants.
 
         Raises:
             DataError: A variant was not measured on one of its slices.
@@ -107,7 +107,7 @@ class VariantScaler:
         return max(self._mixes(layout, loaded), key=lambda one: (self.capacity_rps(layout, one), one == ()))
 
     def steady(self, layout: Layout, loaded: Collection[str], rate_rps: float) -> Weights | None:
-        """The most accurate weights with room for a demand; none for the own variants, None where nothing has room.
+        """The most accurate weights with room for a demand; empty for the own variants, None where none have room.
 
         Raises:
             DataError: A variant was not measured on one of its slices.
@@ -121,9 +121,10 @@ class VariantScaler:
         return max(carries, key=lambda one: (self.accuracy_ratio(layout, one), one == ()), default=None)
 
     def mix(self, layout: Layout, loaded: Collection[str], steady: Weights) -> VariantMix:
-        """Steady weights, and leaner ones in front of a queue that they would serve too late.
+        """A mix of the steady weights and of leaner ones, for a queue that the steady ones would serve too late.
 
-        A request that is taken may find every replica at its longest request: each step leaves time for two of those.
+        An admitted request may find every replica busy with its longest request, so each step leaves time for two of
+        those.
         """
         if self.objectives.slo.scope is not SloScope.END_TO_END:
             return OWN
@@ -141,13 +142,14 @@ class VariantScaler:
     def queue_limit(
         self, layout: Layout, weights: Weights, now: Weights = (), ratio: float = 1.0, *, protected: bool = False
     ) -> QueueLimit | None:
-        """Queue limit at which the last is answered within the SLO; None where not even a first would be.
+        """Queue limit at which the last request is answered within the SLO; None where not even the first would be.
 
         Args:
             layout: The layout that serves.
-            weights: What it answers a long queue with.
-            now: What it answers with while nothing waits: it may be busy with that when the queue begins.
-            ratio: Part of what the profile says.
+            weights: Weights of the variants that answer a long queue.
+            now: Weights of the variants that answer while nothing waits: replicas may be busy with them when the queue
+                begins.
+            ratio: Part of the profiled limit to allow.
             protected: Whether requests that have waited for too long are refused in favour of later ones.
         """
         try:
@@ -163,10 +165,10 @@ class VariantScaler:
         return QueueLimit(max(len(layout.instances), waiting), wait_s)
 
     def held_s(self, seen: Observation) -> float:
-        """The latency to hold to the SLO; NaN where too few answers show it.
+        """The latency that must stay within the SLO; NaN where there are too few answers.
 
-        It is the tail's, or the SLO's own quantile where the service times alone exceed the SLO at the tail: a shorter
-        queue would not help there.
+        This is the tail latency, or that of the SLO's own quantile where the service times alone exceed the SLO at the
+        tail: a shorter queue would not help there.
         """
         own_s = seen.latency_s if seen.requests >= _LEAST_ANSWERS else math.nan
         if seen.running is None:
@@ -182,7 +184,7 @@ class VariantScaler:
         return MixStep(self.capacity_rps(layout, weights), max(delay_s, 0.0), weights)
 
     def _slowest_s(self, layout: Layout, weights: Weights, quantile: float | None = None) -> float:
-        """The longest of the times that a layout takes for a request with these weights, by the SLO's quantile."""
+        """The longest time that an instance takes for a request with these weights, by a quantile or the SLO's."""
         rest = 1.0 - math.fsum(share for _, share in weights)
         names = [(item.slice, name) for item in layout.instances for name, _ in weights]
         if rest > 1e-9:
@@ -223,7 +225,7 @@ class Threat:
     """Threat to the SLO.
 
     Attributes:
-        phrase: In words; empty for no threat.
+        phrase: The threat as text; empty for no threat.
         strained: Observations in a row in which the queue was longer than the SLO allows.
         surging: Observations in a row in which more arrived than can be served.
     """
@@ -252,13 +254,13 @@ def delay_s(seen: Observation, capacity_rps: float) -> float:
 
 
 def threat(seen: Observation, slo: Slo, capacity_rps: float, before: Threat) -> Threat:
-    """Whether an observation threatens the SLO.
+    """The threat to the SLO that an observation shows.
 
     Args:
         seen: The observation.
         slo: The SLO.
-        capacity_rps: Requests a second that are served now; 0 where no profile says so.
-        before: What the observation before it showed.
+        capacity_rps: Requests a second that can be served now; 0 without a profile.
+        before: The threat that the observation before showed.
     """
     waits_s = delay_s(seen, capacity_rps) if slo.scope is SloScope.END_TO_END else 0.0
     strained = before.strained + 1 if waits_s > _STRAIN * slo.latency_s else 0
@@ -275,13 +277,13 @@ def threat(seen: Observation, slo: Slo, capacity_rps: float, before: Threat) -> 
 
 
 def admission(held_s: float, slo: Slo, before_ratio: float) -> float:
-    """Part of the queue that may wait while the SLO is protected: less while answers are late in spite of it.
+    """Part of the profiled queue that may wait while the SLO is protected; less while answers are late nevertheless.
 
-    What delays requests outside the replicas, such as a busy gateway, is in no profile; the latencies show it. They
-    follow the queue, so that the part is scaled by what they should be over what they are.
+    Delays outside the replicas, such as those of a busy gateway, are in no profile, but the latencies show them.
+    Latencies follow the queue, so the part is scaled by the latency to aim at over the observed one.
 
     Args:
-        held_s: The latency to hold to the SLO; NaN while too few answers show it.
+        held_s: The latency that must stay within the SLO; NaN while there are too few answers.
         slo: The SLO.
         before_ratio: The part so far.
     """
@@ -297,7 +299,7 @@ def is_calm(seen: Observation, slo: Slo, capacity_rps: float) -> bool:
 
 
 def present_rps(seen: Observation, smoothed_rps: float) -> float:
-    """The demand that there must be room for before accuracy or carbon count again: the larger of now and lately."""
+    """The demand that must fit before accuracy or carbon count again: the larger of the present and the smoothed."""
     now_rps = seen.demand_rps
     if not 0 < now_rps < math.inf:
         return smoothed_rps

@@ -17,7 +17,7 @@ from joulery.policies.serving.slo_first import NO_THREAT, Threat
 Family = tuple[tuple[str, bool], ...]
 """``((variant, assumed), …)``, sorted: whether the times of a variant are assumed to be those of another."""
 _MOST_FAILURES = 2
-"""A layout that failed to start in so many searches is not tried again."""
+"""Number of searches in which a layout may fail to start before it is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RandomState:
         return cls(inner["state"], inner["inc"], now["has_uint32"], now["uinteger"])
 
     def generator(self) -> np.random.Generator:
-        """A generator that goes on from here."""
+        """A generator that continues from this state."""
         bits = np.random.PCG64(0)
         bits.state = {
             "bit_generator": "PCG64",
@@ -59,19 +59,19 @@ class ServiceState:
 
     Attributes:
         layout: The layout last decided on; None before the first decision.
-        whole: The layout of which it is the part that is awake; None where all of it is.
-        parking: Caution about parking instances of it.
-        leaving: Caution about another layout than the leanest after a threat.
-        roomy_s: Since when fewer instances would do; infinite while they would not.
-        trying: The same while it is on trial; None otherwise. A clock governor stays pinned meanwhile.
-        decided_s: Time of that decision.
+        whole: The whole layout, where ``layout`` is only its awake part; None where all of it is awake.
+        parking: Caution about parking instances of ``layout``.
+        leaving: Caution about leaving the leanest layout after a threat.
+        roomy_s: Time since which fewer instances suffice; infinite while they do not.
+        trying: ``layout`` while it is on trial; None otherwise. A clock governor stays pinned meanwhile.
+        decided_s: Time of the decision for ``layout``.
         changed_s: Time of the last decision for a layout that did not run.
-        threat: What the last observation showed of threats to the SLO.
+        threat: Threat to the SLO in the last observation.
         protecting: Whether the SLO is protected: leaner variants or the leanest layout serve until there is room.
         threat_s: Time of the last threat to the SLO.
         doubted_s: Time of the last sign that a variant whose times are assumed is slow.
-        weights: Shares of requests that loaded variants answer while it is; empty for the layout's own.
-        mix: The mix last decided on, and what it was computed for.
+        weights: Shares of requests that loaded variants answer while the SLO is protected; empty for the layout's own.
+        mix: The mix last decided on, and the inputs that it was computed from.
         admission_ratio: Part of the profiled queue that may wait; below 1 while answers are late in spite of it.
         slowdown_ratio: Service times lately over those of the profile; 1 or more.
         feasible: False when the last search found nothing that keeps the objectives.
@@ -79,23 +79,23 @@ class ServiceState:
         seen_s: Time of the last observation.
         known_s: Time of the last observation with a known intensity.
         family: The variants that the last step chose from; empty where they never change.
-        changes: How they changed since the last search, in words; empty where they did not.
+        changes: Changes of the family since the last search, as text; empty for none.
         searches: Searches begun.
-        begun_s, cause, words: When and why the last search began.
-        g_per_kwh: Intensity it weighs carbon at; NaN when that was unknown.
-        planned_rps: Demand that it plans for.
-        objectives: Objectives it searches under; None before the first search.
+        begun_s, cause, words: Time of the last search's start, its cause, and the reason as text.
+        g_per_kwh: Intensity at which that search weighs carbon; NaN when it was unknown.
+        planned_rps: Demand that the search plans for.
+        objectives: Objectives of the search; None before the first search.
         predicted_s: Latency that the model predicts for ``layout``, before correction; NaN where nothing predicts.
         delay_ratio: Observed over predicted latency, smoothed; 1 or more.
         baseline: The first trial, of the most accurate variant everywhere: what the objective compares with.
         known: Every trial so far under the present demand, the newest of each layout.
         known_before: Trials among them that were known when the search began.
-        asked: What the search asked for since, in order.
-        spent: Trials it has spent, the baseline's included.
+        asked: Layouts that the search has asked for since, in order.
+        spent: Trials that the search has spent, the baseline's included.
         failures: Layouts that failed to start, once for each search in which they were tried.
         skipped: Layouts that this search does not try again.
-        excluded: Layouts that it never asks for.
-        start: The layout that ran when the search began; None where that was none of its candidates.
+        excluded: Layouts that the search never asks for.
+        start: The layout that ran when the search began; None where it was on trial or did not keep the objectives.
         deferred: Why a search waits for another service's trials to end; empty where none waits.
         random: Random state at the start of the search; None before the first draw.
         random_after: Random state after its last draw.

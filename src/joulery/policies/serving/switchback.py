@@ -35,7 +35,7 @@ AUDIT = "audit"
 _CALM_RATIO = 0.5
 """A queue that takes more than this share of the SLO ends a period of the baseline."""
 _OVERRUN_RATIO = 1.5
-"""A period ends when the baseline has answered so many times the requests that were planned for it."""
+"""A period ends when the baseline has answered this multiple of the requests that were planned for it."""
 _FULL_RATIO = 0.9
 """The baseline is not begun where the demand takes more than this share of its capacity."""
 
@@ -47,12 +47,12 @@ class Switchback:
     Attributes:
         baseline: The baseline layout.
         share_ratio: Share of the requests that the baseline may answer, above 0.
-        trim_s: Seconds after a change of layout that are not measured: what the earlier layout left behind.
+        trim_s: Seconds after a change of layout that are not measured, because effects of the earlier layout remain.
         period_s: Shortest measured part of a period, seconds.
         min_requests: Requests that the measured part of a period holds at least, on average.
-        fixed_slices: Whether the baseline runs only where the slices are cut as it needs them: a GPU that is cut anew
-            serves nothing meanwhile.
-        seed: Of the drawn times.
+        fixed_slices: Whether the baseline runs only where the slices already are those that it needs: a GPU serves
+            nothing while it is partitioned anew.
+        seed: Seed of the drawn times.
     """
 
     baseline: Layout
@@ -72,7 +72,7 @@ class Switchback:
         return self.trim_s + max(self.period_s, self.min_requests / rate_rps)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The settings as a JSON-ready dictionary."""
         return {**asdict(self), "baseline": self.baseline.names()}
 
     @classmethod
@@ -80,7 +80,7 @@ class Switchback:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            DataError: It is not what ``as_dict`` writes.
+            DataError: ``data`` is not what ``as_dict`` writes.
         """
         try:
             return cls(**{**data, "baseline": Layout.parse(data["baseline"])})
@@ -90,7 +90,7 @@ class Switchback:
 
 @dataclass(frozen=True, slots=True)
 class BaselinePeriod:
-    """A stretch of time in which the baseline served and nothing of an earlier layout was left.
+    """A period in which the baseline served and no effect of an earlier layout remained.
 
     Attributes:
         from_s, until_s: Its measured part, Unix seconds.
@@ -134,19 +134,20 @@ class AuditedState:
 
     Attributes:
         service: The state of the policy of the service.
-        tally: What became of the periods so far.
+        tally: Outcomes of the periods so far.
         seen_s: Time of the last observation.
         block_at: Arrivals before the present block; NaN before the first.
-        block_requests: Arrivals in it.
-        spent_at: Arrivals that the baseline had answered before it, in place of the policy's layout.
-        due_at: Arrivals after which its period is due.
-        planned_requests, length_s: Arrivals and seconds of its period.
-        done: Whether its period was made or given up.
-        saves: Whether it has none, to save up the requests of the first: a run that ends early exceeds no budget.
-        reason: Why its period has not begun yet; empty for no reason.
-        asked_s: When the baseline was decided on; NaN while no period runs.
-        serving_s: Since when it serves; NaN before.
-        spent: Arrivals since.
+        block_requests: Arrivals in the present block.
+        spent_at: Arrivals that the baseline had answered before the block, in place of the policy's layout.
+        due_at: Arrivals after which the block's period is due.
+        planned_requests, length_s: Arrivals and seconds of the period.
+        done: Whether the period was made or given up.
+        saves: Whether the block has no period, to save up requests for the first one: a run that ends early exceeds no
+            budget.
+        reason: Reason why the period has not begun yet; empty for none.
+        asked_s: Time of the decision for the baseline; NaN while no period runs.
+        serving_s: Time since which the baseline serves; NaN before.
+        spent: Arrivals since then.
         latest: The latest period that was measured; None before the first.
         random: State of the generator of the drawn times.
     """
@@ -186,7 +187,7 @@ class AuditedPolicy:
 
     Attributes:
         policy: Decides on the layouts of the service.
-        audit: When the baseline runs instead.
+        audit: Settings for the periods of the baseline.
     """
 
     policy: ServicePolicy
@@ -203,7 +204,7 @@ class AuditedPolicy:
         return self.policy.service
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that it takes to decide the same again."""
+        """The policy as a JSON-ready dictionary with all that is needed to repeat its decisions."""
         return {**self.policy.as_dict(), AUDIT: self.audit.as_dict()}
 
     @classmethod
@@ -211,13 +212,13 @@ class AuditedPolicy:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            DataError: It is not what ``as_dict`` writes.
+            DataError: ``data`` is not what ``as_dict`` writes.
         """
         rest = {name: value for name, value in data.items() if name != AUDIT}
         return cls(ServicePolicy.from_dict(rest), Switchback.from_dict(data.get(AUDIT, {})))
 
     def initial(self) -> AuditedState:
-        """Nothing decided yet."""
+        """The state before the first decision."""
         return AuditedState(self.policy.initial(), RandomState.seeded(self.audit.seed, 7))
 
     def step(self, state: AuditedState, observation: Observation, /) -> Step[AuditedState]:
@@ -249,7 +250,7 @@ class AuditedPolicy:
         return replace(state, spent=spent, tally=replace(tally, arrived=tally.arrived + arrived))
 
     def _in_block(self, state: AuditedState, seen: Observation) -> AuditedState:
-        """The state in the present block; a new one is drawn where that has ended."""
+        """The state in the present block; a new block is drawn where the last one has ended."""
         rate_rps, tally = seen.demand_rps, state.tally
         if not 0 < rate_rps < math.inf:
             return state
@@ -335,7 +336,7 @@ class AuditedPolicy:
         return max(seen.oldest_wait_s, drain_s)
 
     def _begin(self, state: AuditedState, seen: Observation) -> Step[AuditedState]:
-        """Let the baseline serve; where it serves already, measure it."""
+        """Begin a period: set the baseline, or measure it where it serves already."""
         state = replace(state, asked_s=seen.now_s, spent=0.0, serving_s=math.nan, done=True, reason="")
         if seen.running == self.audit.baseline:
             return Step(replace(state, serving_s=seen.now_s))
@@ -345,7 +346,7 @@ class AuditedPolicy:
         return Step(state, (self._decision(self.audit.baseline, words),))
 
     def _during(self, state: AuditedState, seen: Observation) -> Step[AuditedState]:
-        """Go on with the period that runs, or end it."""
+        """Continue the period that runs, or end it."""
         if self.policy.family and state.service.family != self.policy.family:  # the layout to go back to may be gone
             state = self._closed(state, seen, cut=False)
             inner = self.policy.step(state.service, seen)
@@ -381,7 +382,7 @@ class AuditedPolicy:
         return Step(replace(state, service=inner.state), inner.decisions)
 
     def _end(self, state: AuditedState, seen: Observation, words: str, *, cut: bool) -> Step[AuditedState]:
-        """Go back to the policy's layout."""
+        """End the period and return to the policy's layout."""
         state = self._closed(state, seen, cut=cut)
         layout = state.service.layout
         if layout is None or layout == seen.running:
@@ -390,7 +391,7 @@ class AuditedPolicy:
         return Step(state, (self._decision(layout, words),))
 
     def _closed(self, state: AuditedState, seen: Observation, *, cut: bool) -> AuditedState:
-        """The state without a running period; what was measured of it is kept."""
+        """The state without a running period; the measured part of the period is kept."""
         tally = replace(state.tally, cut=state.tally.cut + cut)
         from_s, latest = state.serving_s + self.audit.trim_s, state.latest
         if seen.now_s > from_s:

@@ -12,7 +12,7 @@ from joulery.domain.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterView:
-    """All a training policy sees at a round; one entry a job that is unfinished, in order of submission.
+    """A training policy's view of the cluster in a round; one entry per unfinished job, in order of submission.
 
     Attributes:
         now_s: Time.
@@ -33,17 +33,16 @@ class ClusterView:
         degradation: Efficiency at its present number of GPUs over that on one; NaN until measured there.
         gpu_w: Power of one of its GPUs when last measured; NaN before.
         min_gpus: Fewest GPUs it may use, int64[n]; 1 each when None.
-        deadline_s: When its owner needs it at the latest, float64[n]; infinite for no deadline, None where no job has
-            one.
+        deadline_s: Latest end that its owner accepts, float64[n]; infinite for no deadline, None where no job has one.
         longest_s: Work in all at most, as its owner states, in seconds on one GPU, float64[n]; NaN where unknown, None
-            where nothing is known of any job. It counts where progress does not say what is left.
+            where nothing is known of any job. It is used where progress does not show the work left.
         slowdown: Time a step takes under the power limits in force, against full power, float64[n]; 1 each when None.
         ahead_g_per_kwh: Carbon intensity expected in the hours ahead, the first from now on, float64[hours]; None
             where it is unknown.
-        expected_g_per_kwh: What the same forecast says of this moment: a forecast that is too low as a whole still says
-            which hours are cleaner.
+        expected_g_per_kwh: Intensity now by the same forecast: a forecast that is too low as a whole still shows which
+            hours are cleaner.
         round_s: Time until the next round.
-        wake_s: Time a suspended node takes to come back.
+        wake_s: Time a suspended node takes to wake.
         ended_gpu_s: GPU-seconds of the jobs that ended last, oldest first, float64[ended]; None where unknown.
         job_w: Power of the whole job at its present number of GPUs, W, float64[n]; NaN until measured there, None where
             nothing measures it.
@@ -82,7 +81,7 @@ class ClusterView:
 
     @property
     def hour(self) -> Literal["green", "dirty"] | None:
-        """Whether less than on average is emitted now; None where nothing is known to be emitted at all."""
+        """``green`` while the intensity is below its mean, else ``dirty``; None where the mean is 0."""
         if self.mean_g_per_kwh == 0:
             return None
         return "green" if self.g_per_kwh < self.mean_g_per_kwh else "dirty"
@@ -96,7 +95,8 @@ class Allocation:
         run: GPUs of every job that is to run now; a running job that is absent is preempted.
         waiting: Jobs to start next when GPUs come free, in order, with the GPUs each wants.
         newcomer_gpus: GPUs a job submitted before the next round starts on, by its kind.
-        newcomers_as_requested: Newcomers of other kinds start on what their owners requested; on one GPU otherwise.
+        newcomers_as_requested: Newcomers of other kinds start on the GPUs that their owners requested; on one GPU
+            otherwise.
         passive: False when no job may start between rounds, new ones included.
         full_power: Jobs that start from now on start without their power limit, where there is one.
         held: Jobs that wait for a cleaner hour; those that run are suspended, whether or not another takes their GPUs.

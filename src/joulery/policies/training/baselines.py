@@ -1,10 +1,10 @@
 """Training schedulers that GREEN is compared with, on the same cluster and the same power (NSDI'25, section 8).
 
-Each is a pure policy over :class:`~joulery.policies.training.green.ClusterView`. ``Tiresias``: discretised
+Each is a pure policy over :class:`~joulery.policies.training.allocation.ClusterView`. ``Tiresias``: discretised
 two-dimensional least attained service. ``Fifo``: first come, first served, never preempted; in clean hours only, it is
 EcoVisor's rule, and behind :class:`CarbonTime`, which chooses a start time at submission, it is GAIA. ``Backfill``: the
-same with a reservation for the first job that waits (EASY). ``zeus_limits``: the power limit of each kind of job that
-Zeus's cost asks for (NSDI'23, section 3.1), at its own batch size. Pollux has a file of its own.
+same with a reservation for the first job that waits (EASY). ``zeus_limits``: the power limit of each kind of job at the
+least of Zeus's cost (NSDI'23, section 3.1), at its own batch size. Pollux has a file of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _step(allocation: Allocation, policy: str, reason: str, wake_s: float | None
 
 
 def _pack(wanted: Sequence[tuple[int, int]], gpus: int) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
-    """Jobs in order, each if it still fits; who does not waits."""
+    """Place the jobs in order, each if it still fits; the others wait."""
     run: dict[int, int] = {}
     left: list[tuple[int, int]] = []
     for job, want in wanted:
@@ -60,7 +60,7 @@ class Tiresias:
     name: str = "tiresias"
 
     def initial(self) -> object:
-        """Nothing to remember."""
+        """The initial state: this policy keeps none."""
         return None
 
     def step(self, state: object, view: ClusterView, /) -> Step[object]:
@@ -87,11 +87,11 @@ class Fifo:
     name: str = "fifo"
 
     def initial(self) -> object:
-        """Nothing to remember."""
+        """The initial state: this policy keeps none."""
         return None
 
     def step(self, state: object, view: ClusterView, /) -> Step[object]:
-        """Let those run that run, and start others in a clean hour."""
+        """Keep the running jobs, and start others in a clean hour."""
         clean = view.g_per_kwh <= self.clean_below_g_per_kwh
         running = {job: gpus for job, gpus in zip(view.job.tolist(), view.running.tolist(), strict=True) if gpus}
         queue = [
@@ -108,7 +108,8 @@ class Fifo:
 class Backfill:
     """EASY backfill (Lifka, JSSPP'95): first come, first served, and no later job delays the first one that waits.
 
-    To be stepped at every submission and completion. It knows how long each job runs, which flatters it.
+    To be stepped at every submission and completion. It has the exact length of each job, an advantage over the other
+    policies.
 
     Attributes:
         length_s: How long each job runs on the GPUs requested, by job number, float64[jobs].
@@ -118,7 +119,7 @@ class Backfill:
     name: str = "backfill"
 
     def initial(self) -> Mapping[int, float]:
-        """No job has started."""
+        """The initial state: no job has started."""
         return {}
 
     def step(self, state: Mapping[int, float], view: ClusterView, /) -> Step[Mapping[int, float]]:
@@ -145,12 +146,12 @@ class Backfill:
 
 
 def _reservation(free: int, want: int, ends: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """Time at which so many GPUs are free, and the number of further ones then.
+    """Time at which ``want`` GPUs are free, and the number of further free GPUs then.
 
     Args:
         free: GPUs free now.
-        want: How many are wanted.
-        ends: When running jobs end, in order, with their GPUs.
+        want: Number of GPUs wanted.
+        ends: Times at which running jobs end, in order, with their GPUs.
     """
     for end_s, gpus in ends:
         free += gpus
@@ -195,10 +196,10 @@ def zeus_limits(classes: tuple[JobClass, ...], board_w: float, eta: float = 0.5)
     Args:
         classes: The jobs, at full power.
         board_w: Power limit of the board, W (MAXPOWER).
-        eta: 1 minds energy alone, 0 time alone.
+        eta: Weight of energy against time: 1 for energy alone, 0 for time alone.
 
     Raises:
-        ConfigError: ``eta`` is no share.
+        ConfigError: ``eta`` is not between 0 and 1.
     """
     if not 0 <= eta <= 1:
         raise ConfigError("eta weighs energy against time", got=str(eta), expected="0 to 1")

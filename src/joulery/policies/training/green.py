@@ -1,4 +1,4 @@
-"""GREEN's two optimisers in one multilevel feedback queue (NSDI'25): which training jobs run, on how many GPUs.
+"""GREEN's two optimisers in one multilevel feedback queue (NSDI'25): decides which jobs run on how many GPUs.
 
 New jobs enter the upper queue and grow one GPU a round while each more GPU still pays in energy (section 5.1); then
 they move to the lower queue, where those of least footprint go first, high-power jobs in green hours and low-power
@@ -52,11 +52,11 @@ class GreenState:
     """Queues, targets and the profile cache.
 
     Attributes:
-        jobs: What is known of each unfinished job.
+        jobs: Record of each unfinished job.
         profile: For each recurring kind, its degradation by number of GPUs, as far as jobs of it were measured.
         first_come: Whether jobs are served in the order of their submission.
         power_w: For each recurring kind, the power of a job by number of GPUs, W, where jobs are sized by a price.
-        budget: What the oldest jobs may still cost in restarts, where jobs are wide.
+        budget: Budget for the restarts that the oldest jobs cause, where jobs are wide.
     """
 
     jobs: Mapping[int, TrackedJob]
@@ -72,50 +72,52 @@ class Green:
 
     Attributes:
         mu: Strength of the shift, at least 1; 1 switches it off.
-        shift: Which table of factors.
+        shift: Table of the shifting factors.
         theta: Share of the GPUs that the upper queue may take.
         gamma: Least degradation at which a job still grows; None for the load-dependent rule: ``gamma_low``, rising to
-            0.95 while the GPUs wanted grow from ``gamma_from`` of those there are to half as many more.
-        gamma_low, gamma_from: Of that rule.
-        cap: Most GPUs a job; None for max(2, GPUs / 16).
-        hysteresis: Factor on the priority of running jobs, 1 for none. A quarter: while footprints count in quarters, a
-            running job counts as one level lower than it is.
+            0.95 while the GPUs wanted, as a multiple of the cluster's GPUs, grow from ``gamma_from`` to ``gamma_from``
+            + 0.5.
+        gamma_low, gamma_from: Parameters of that rule.
+        cap: Most GPUs of a job; None for max(2, GPUs / 16).
+        hysteresis: Factor on the priority of running jobs, 1 for none. At a quarter a running job counts as one level
+            lower than it is, because levels differ by a factor of 4.
         profile_cache: Start a recurring kind of job where the last one of it settled.
-        carbon_gamma: Added to gamma in dirty hours, taken off in green ones.
+        carbon_gamma: Added to gamma in dirty hours, subtracted in green ones.
         starve_ratio: A job whose present wait exceeds this many times its execution counts as having no footprint;
             None for never.
-        ceiling_gpu_s: A footprint above that of this much service of the average job counts as that: beyond it jobs go
-            by the hour and by submission, and in an overload the longest end one after another instead of all together
-            at its end; None for no ceiling.
+        ceiling_gpu_s: A footprint counts at most as that of this much service of the average job. Above this ceiling
+            jobs are ordered by the hour and by submission, so that in an overload the longest end one after another
+            instead of all together at its end; None for no ceiling.
         levels: Below the ceiling footprints count rounded down to a quarter, a sixteenth … of it, with so many levels:
-            among jobs that have had about as much, the hour and submission decide, not the last gram; None to count
-            every gram.
-        oldest_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever they have had:
-            those that footprints put last end during a rush instead of all together after it; 0 for none. More where
-            jobs are wide (:func:`~joulery.policies.training.service_order.oldest_gpus`).
-        oldest_age_s: From this age on jobs count as equally old there, and of those who had least goes first.
-        progress_after_s: A job that has run for this long and reports progress counts for a quarter of the carbon it
-            has still to cause, where that is less than what it has caused; among jobs of the highest level the one with
-            most work left goes first. None to ignore progress.
-        ageing_s: From this age on a job's priority number falls as its age grows: whatever comes later, it runs at
-            last; None for never.
+            among jobs of similar footprints, the hour and submission decide, not the last gram; None to count every
+            gram.
+        oldest_share: Share of the GPUs that goes to the oldest jobs of the lower queue first, whatever their
+            footprints: those that footprints put last then end during a rush instead of all together after it; 0 for
+            none. More where jobs are wide (:func:`~joulery.policies.training.service_order.oldest_gpus`).
+        oldest_age_s: From this age on jobs count as equally old for that share, and the smallest footprint goes first.
+        progress_after_s: A job that has run for this long and reports progress counts with a quarter of the carbon that
+            it will still cause, where that is less than what it has caused; among jobs of the highest level the one
+            with most work left goes first. None to ignore progress.
+        ageing_s: From this age on a job's priority number falls as its age grows, so that it runs in the end, whatever
+            arrives later; None for never.
         preempt_after_s: A job takes GPUs from one that runs only after having waited this long, all its waits
             together; until then it starts when GPUs come free.
         regrow: A job that started narrow in a crowd widens to what its kind pays for once all jobs have room.
         lift_after_s: Where kinds of jobs have power limits, jobs start without one while some job has waited
             longer than this, because a limit delays all jobs behind it; None to keep the limits.
         las: Order the lower queue by attained service instead of carbon (the paper's ablation).
-        fixed_gpus: No scaling: every job on this many (the paper's ablation); None to scale.
+        fixed_gpus: Number of GPUs of every job, without scaling (the paper's ablation); None to scale.
         node_gpus: Beyond one node a job grows by whole nodes of this many GPUs: a node that it only half fills slows
             it down; None to grow GPU by GPU.
-        order: How jobs that are not being sized are ordered: ``service`` by what they have caused, ``first-come`` by
-            submission, ``observed`` by whichever the lengths of the jobs so far call for
+        order: How jobs that are not being sized are ordered: ``service`` by the carbon they have caused, ``first-come``
+            by submission, ``observed`` by whichever the lengths of the jobs so far call for
             (:mod:`~joulery.policies.training.service_order`); ``service`` as long as no lengths are known.
         delay_ratio: A job with a deadline waits for cleaner hours where an hour of delay saves more than this share of
             what a GPU of the median job emits in an hour at the mean intensity ahead; None to ignore deadlines.
-        price_ratio: Kinds of jobs that were measured run on as many GPUs as cost least where a second of completion
-            time is worth so much of what the average kind draws on its fewest GPUs, at the mean intensity of the window
-            (:mod:`~joulery.policies.training.widths`); ``gamma`` then holds for other jobs. None for gamma throughout.
+        price_ratio: Kinds of jobs that were measured run on the number of GPUs that costs least, where a second of
+            completion time is worth this share of the power of the average kind on its fewest GPUs, at the mean
+            intensity of the window (:mod:`~joulery.policies.training.widths`); ``gamma`` then holds for other jobs.
+            None for gamma throughout.
     """
 
     mu: float = 2.0
@@ -172,7 +174,7 @@ class Green:
             raise ConfigError("a node has at least one GPU", got=str(self.node_gpus))
 
     def remember(self, state: GreenState) -> dict[str, object]:
-        """The state, JSON-ready: what a scheduler writes down to go on from after a restart."""
+        """The state as a JSON-ready dictionary, from which a scheduler continues after a restart."""
         return {
             "jobs": {str(job): list(astuple(known)) for job, known in state.jobs.items()},
             "profile": {str(kind): {str(n): d for n, d in points.items()} for kind, points in state.profile.items()},
@@ -185,7 +187,7 @@ class Green:
         """The state that :meth:`remember` wrote.
 
         Raises:
-            DataError: It did not write this.
+            DataError: ``document`` is not what :meth:`remember` writes.
         """
         try:
             jobs = {int(job): TrackedJob(*known) for job, known in document["jobs"].items()}
@@ -200,11 +202,11 @@ class Green:
         return GreenState(*known, MappingProxyType(power_w), budget)
 
     def initial(self) -> GreenState:
-        """Empty queues, nothing known."""
+        """The state before the first round, with empty queues."""
         return GreenState(MappingProxyType({}), MappingProxyType({}))
 
     def step(self, state: GreenState, view: ClusterView, /) -> Step[GreenState]:
-        """One round: measure, grow, settle, rank, allocate."""
+        """Run one round: measure, grow, settle, rank, allocate."""
         widths = self._widths(state, view)
         jobs = self._settle(state, widths, view)
         wait = self._waiting(state, jobs, view)
@@ -236,7 +238,7 @@ class Green:
     def _handed_out(
         self, jobs: dict[int, TrackedJob], view: ClusterView, wait: WaitingJobs, in_order: bool, budget: RestartBudget
     ) -> tuple[Filling, RestartBudget, str]:
-        """Jobs that get GPUs, the budget left for restarts, and the state of the queues in words."""
+        """Jobs that get GPUs, the budget left for restarts, and the state of the queues as text."""
         number, due = view.job.tolist(), frozenset(wait.due)
         ranked = [row for row in range(len(view)) if row not in wait.held and row not in due]
         upper = [row for row in ranked if jobs[number[row]].upper]
@@ -298,7 +300,7 @@ class Green:
         return _HOLD_ROUNDS * view.round_s, wait.room
 
     def _lifted(self, view: ClusterView, wait: WaitingJobs) -> bool:
-        """Whether a job has waited too long for power limits; one with a reservation waits by choice."""
+        """Whether to lift power limits because a job has waited too long; one with a reservation waits by choice."""
         if self.lift_after_s is None:
             return False
         waited_s = view.now_s - view.submit_s - view.executed_s
@@ -307,7 +309,7 @@ class Green:
         return float(np.max(waited_s, initial=0.0)) > self.lift_after_s
 
     def _widths(self, state: GreenState, view: ClusterView) -> JobWidths:
-        """Rule by which jobs are sized in this round, with what its jobs show."""
+        """Rule by which jobs are sized in this round, updated by this round's measurements."""
         profile, power_w = state.profile, state.power_w
         if self.profile_cache:
             profile = with_measured(profile, view)
@@ -329,7 +331,7 @@ class Green:
         return max(2, view.gpus // 16) if self.cap is None else self.cap
 
     def _gamma(self, state: GreenState, view: ClusterView) -> float:
-        """Load-dependent: the fuller the cluster, the more a GPU must pay."""
+        """Least degradation at which a job grows; larger, the fuller the cluster, unless ``gamma`` is set."""
         if self.gamma is not None:
             base = self.gamma
         else:
@@ -362,7 +364,7 @@ class Green:
         return jobs
 
     def _widen(self, jobs: dict[int, TrackedJob], widths: JobWidths, view: ClusterView, fixed: frozenset[int]) -> None:
-        """Give what is free to settled jobs that run on fewer GPUs than a new one of their kind would get, in place.
+        """Give free GPUs to settled jobs that run on fewer than a new job of their kind would get, in place.
 
         The rows ``fixed`` keep their size.
         """
@@ -408,8 +410,9 @@ class Green:
     def _oldest(
         self, rows: Sequence[int], jobs: Mapping[int, TrackedJob], view: ClusterView, gpus: int
     ) -> Sequence[int]:
-        """The oldest jobs that run, or have waited long enough to take GPUs from one that does: on so many GPUs, the
-        last of them whole. Of jobs that came at once the first goes first, or they would stop one another in turn."""
+        """The oldest jobs that run, or have waited long enough to take GPUs from a running job: as many as fill
+        ``gpus`` GPUs, the last of them in full. Of jobs submitted together the first goes first, or they would stop one
+        another in turn."""
         chosen: list[int] = []
         may = (view.running > 0) | (view.now_s - view.submit_s - view.executed_s >= self.preempt_after_s)
         for row in rows:
@@ -472,9 +475,9 @@ LEAN: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "frugal": MappingProxyType({}),
     }
 )
-"""Changes to GREEN's policy by the kinds with power limits: how readily jobs grow."""
+"""Changes to GREEN's settings in each kind of policy with power limits: how readily jobs grow."""
 LEAN_ETA: Mapping[str, float] = MappingProxyType({"swift": 0.5, "lean": 0.7, "frugal": 0.5})
-"""Weight of energy against time in the cost of their power limits."""
+"""Weight of energy against time in the cost of the power limits of these policies."""
 
 
 _LEAST_OF = (
@@ -487,6 +490,6 @@ _LEAST_OF = (
 )
 _GAMMA_HIGH = 0.95
 _WORTH_RESTARTS = 10.0
-"""A settled job is restarted wider only with so many restarts' time ahead of it."""
+"""A settled job is restarted wider only if its remaining time is at least this many restart times."""
 _HOLD_ROUNDS = 2.0
-"""A newcomer that has to start within so many rounds does not wait for the next one."""
+"""A newcomer that has to start within this many rounds does not wait for the next one."""

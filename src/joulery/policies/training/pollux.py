@@ -27,8 +27,9 @@ BATCH_TOLERANCE: Mapping[str, float] = MappingProxyType(
         "ncf": 1000.0, "bert-squad": 342.0, "bert-sentiment": 342.0, "gpt2": 342.0,
     }
 )  # fmt: skip
-"""Gradient noise scale of each class in units of its first batch: what gives the iterations to the end at eight
-times that batch (Pollux's artifact, full trainings). ShuffleNet stands on ResNet-18, GPT-2 on BERT."""
+"""Gradient noise scale of each class in units of its first batch: the value that gives the iterations to the end at
+eight times that batch (Pollux's artifact, full trainings). ShuffleNet uses the value of ResNet-18, GPT-2 that of
+BERT."""
 
 
 def goodput(table: PowerTable, tolerance: Mapping[str, float] = BATCH_TOLERANCE) -> FloatArray:
@@ -56,13 +57,13 @@ class PolluxState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pollux:
-    """Weighted power mean of goodput speed-ups, shared out afresh every round.
+    """Pollux's policy: allocates the GPUs anew every round, by the weighted power mean of goodput speed-ups.
 
     Attributes:
-        goodput: Of each class by number of GPUs, float64[classes, max + 1].
-        cap: Most GPUs a job.
+        goodput: Goodput of each class by number of GPUs, float64[classes, max + 1].
+        cap: Most GPUs of a job.
         weight_gpu_s: GPU time up to which a job has full weight (4 GPU-hours).
-        weight_power: How fast the weight falls beyond (0.5).
+        weight_power: Exponent with which the weight falls beyond that (0.5).
         inertia: A job that waits takes the GPU of one that runs when its weight is larger by this share: without it
             two jobs of like age would change places every minute.
     """
@@ -99,7 +100,7 @@ class Pollux:
     def _share(
         self, speedup: FloatArray, weight: FloatArray, running: Sequence[int], caps: Sequence[int], total: int
     ) -> list[int]:
-        """One GPU each by weight, as far as they go; every further one where the objective falls most."""
+        """GPUs of each job: one each by weight while they last; every further one where the objective falls most."""
         favoured = weight * np.where(np.asarray(running) > 0, 1.0 + self.inertia, 1.0)
         first = np.argsort(-favoured, kind="stable")[:total].tolist()
         gpus = [0] * len(caps)

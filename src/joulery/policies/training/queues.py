@@ -1,13 +1,13 @@
-"""GREEN's two queues: which jobs get GPUs, and what the stops that this takes may cost.
+"""GREEN's two queues: hands out GPUs to jobs, within a budget for the restarts that this causes.
 
 GPUs go to the upper queue, where jobs are sized, within its share, and to the lower one in its order of service; or to
 all jobs in the order of submission.
 
 Where some jobs are far wider than others, old ones stop younger ones, or the widest would never find room. An order by
-age does not shorten the mean completion time, it bounds the longest. Its stops cost a restart each, and what they cost
-makes everything wait longer: the mean wait of a queue goes with ``1 / (1 - load)``, so restarts that take a share ``e``
-of the idle GPU time lengthen it by ``e / (1 - e)``, at any load. Their budget is a share of what nothing used. Where
-nothing idles, the queue could not recover from the time lost: only so much is spent then that no job waits for ever.
+age does not shorten the mean completion time, it bounds the longest. Each of its stops costs a restart, and the
+restarts make all jobs wait longer: the mean wait of a queue goes with ``1 / (1 - load)``, so restarts that take a share
+``e`` of the idle GPU time lengthen it by ``e / (1 - e)``, at any load. Their budget is a share of the idle GPU time.
+Where no GPU idles, the queue could not recover from the time lost, so only enough is spent that no job waits for ever.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from joulery.policies.training.allocation import ClusterView
 Filling = tuple[dict[int, int], dict[int, "TrackedJob"], tuple[tuple[int, int], ...]]
 """GPUs of each job that runs; the jobs with their skip counts; jobs that wait, in order, with their GPUs."""
 RESTART_SHARE = 0.1
-"""Of the idle GPU time: waits get longer by a ninth at most."""
+"""Restart budget as a share of the idle GPU time: waits get longer by a ninth at most."""
 LEAST_RESTART_SHARE = 0.002
-"""Of all GPU time: the job that is first for its age waits at most as long as 500 restarts take."""
+"""Least restart budget as a share of all GPU time: the oldest job waits at most as long as 500 restarts take."""
 _BLOCKING_ROUNDS = 3
 _KEPT = 0.5
-"""Of a full budget, for the oldest jobs: stops by rank do not touch it."""
+"""Share of a full budget that is kept for the oldest jobs: stops by rank do not use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ def fill_in_order(
 ) -> Filling:
     """Hand out GPUs in the order of submission.
 
-    Those that go first come first, then the oldest, running jobs with what they have, and waiting ones. What is left
-    goes to running ones that grow, if none waits.
+    The jobs in ``first`` come first, then the oldest, running jobs with the GPUs that they have, and waiting ones. GPUs
+    that are left go to running jobs that grow, if no job waits.
 
     Args:
         view: The cluster.
         jobs: The jobs with their targets.
-        first: GPUs of those that go first.
-        rows: Of the view, the others, in order of submission.
+        first: GPUs of the jobs that go first.
+        rows: Rows of the other jobs in the view, in order of submission.
         oldest: Those of the rows that go before running ones.
         stopped: Running ones that count as waiting.
         blocking: Whether a job that was skipped for ``_BLOCKING_ROUNDS`` rounds blocks those that wait behind it.
@@ -163,25 +163,25 @@ class RestartBudget:
 
     Attributes:
         gpu_s: GPU-seconds saved up; at most a round, or a restart, of the whole cluster. It is full at first.
-        seen_s: When the cluster was last looked at; NaN for never.
+        seen_s: Time of the last observation of the cluster; NaN for none.
     """
 
     gpu_s: float = math.inf
     seen_s: float = math.nan
 
     def grown(self, view: ClusterView) -> RestartBudget:
-        """With a share of what idles now, taken to have idled since the last look."""
+        """The budget plus a share of the GPUs that idle now, assumed idle since the last observation."""
         idle = max(0, view.gpus - int(view.running.sum()))
         past_s = 0.0 if math.isnan(self.seen_s) else max(0.0, view.now_s - self.seen_s)
         saved_gpu_s = max(RESTART_SHARE * idle, LEAST_RESTART_SHARE * view.gpus) * past_s
         return RestartBudget(min(self.gpu_s + saved_gpu_s, _full_gpu_s(view)), view.now_s)
 
     def spent(self, gpu_s: float) -> RestartBudget:
-        """After a loss; what could not be avoided is not owed."""
+        """The budget after a loss; it does not fall below 0."""
         return RestartBudget(max(0.0, self.gpu_s - gpu_s), self.seen_s)
 
     def remember(self) -> dict[str, float]:
-        """Its state, JSON-ready; nothing where the cluster was never looked at."""
+        """The budget as a JSON-ready dictionary; empty before the first observation."""
         return {} if math.isnan(self.seen_s) else {"gpu_s": self.gpu_s, "seen_s": self.seen_s}
 
     @classmethod
@@ -197,21 +197,21 @@ def within_budget(
     others: Sequence[int],
     filled: Callable[[Sequence[int], Collection[int] | None], Filling],
 ) -> tuple[Filling, RestartBudget]:
-    """Hand out GPUs to the oldest jobs first, as far as the stops that takes can be afforded.
+    """Hand out GPUs to the oldest jobs first, as far as the budget covers the stops.
 
-    At first also by rank, if that leaves enough for the oldest. Then only they stop others, and as few GPUs as will do;
-    fewer and fewer of those that wait, and at last none.
+    Stops by rank are allowed too, if they leave enough for the oldest. Otherwise only the oldest stop others, on as few
+    GPUs as suffice; while that exceeds the budget, half as many of those that wait do, and in the end none.
 
     Args:
-        budget: Before this round.
+        budget: The budget before this round.
         view: The cluster.
         oldest: Rows that go first for their age, oldest first.
         others: Rows that may be stopped for them.
-        filled: Hands out GPUs, to some of the oldest first; then by rank, or, if it is given some running rows, to all
-            other running ones before those that wait.
+        filled: Hands out GPUs to the given oldest rows first; then by rank, or, if running rows to stop are given, to
+            all other running jobs before waiting ones.
 
     Returns:
-        What was handed out, and the budget after it.
+        The filling, and the budget after it.
     """
     budget = budget.grown(view)
     filling = filled(oldest, None)
@@ -231,12 +231,12 @@ def within_budget(
 
 
 def _full_gpu_s(view: ClusterView) -> float:
-    """The most that is saved up."""
+    """Largest budget that is saved up."""
     return max(view.round_s, view.restart_s) * view.gpus
 
 
 def _stopped(view: ClusterView, ahead: Sequence[int], others: Sequence[int]) -> set[int]:
-    """Running rows to stop for those that go ahead: the fewest GPUs that will do, of equal ones the youngest."""
+    """Running rows to stop for those that go ahead: the fewest GPUs that suffice, of equal ones the youngest."""
     least = view.running if view.min_gpus is None else view.min_gpus
     need = sum(int(least[row]) for row in ahead if not view.running[row]) - view.gpus + int(view.running.sum())
     kept = set(ahead)
@@ -252,6 +252,6 @@ def _stopped(view: ClusterView, ahead: Sequence[int], others: Sequence[int]) -> 
 
 
 def _lost_gpu_s(view: ClusterView, filling: Filling) -> float:
-    """GPU time that the jobs lose that are stopped."""
+    """GPU time that the stopped jobs lose."""
     run, rows = filling[0], zip(view.job.tolist(), view.running.tolist(), strict=True)
     return view.restart_s * float(sum(gpus for job, gpus in rows if gpus and job not in run))

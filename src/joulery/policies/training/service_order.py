@@ -3,7 +3,7 @@
 By what they have caused (GREEN, Eq. 5): a footprint counts up to a ceiling and in levels, a factor moves high-power
 jobs into green hours and low-power ones into dirty hours (section 5.2), and the oldest go ahead of the rest.
 
-Which of the two orders the lengths of past jobs call for: least attained service needs no lengths and ends short jobs
+The lengths of past jobs decide between the two orders: least attained service needs no lengths and ends short jobs
 early when lengths vary widely, but among jobs of about the same length it delays all of them for each other. The
 squared coefficient of variation of the lengths (variance over squared mean) separates the two cases: sharing a server
 gives a shorter mean completion time than first come, first served exactly where it is above 1 (Kleinrock, Queueing
@@ -23,9 +23,9 @@ import numpy.typing as npt
 from joulery.domain.arrays import BoolArray, FloatArray
 
 ENDED_JOBS = 1000
-"""The lengths of so many jobs that ended last are observed."""
+"""Number of the latest ended jobs whose lengths are observed."""
 _EVIDENCE = 1.0
-"""So many standard errors, each 1 over the root of the number of ended jobs, below 1 is evidence enough."""
+"""Standard errors, each 1 over the root of the number of ended jobs, by which the estimate must lie below 1."""
 _LEVEL_RATIO = 4.0
 _LEFT_WEIGHT = 0.25
 _WIDEST = 2
@@ -81,7 +81,7 @@ def shifting_factor(
 
 
 def ceiling_kg(footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu_s: float | None) -> float:
-    """The footprint of so much service of the average job, beyond which none counts for more.
+    """The footprint of ``ceiling_gpu_s`` of service of the average job; no footprint counts for more.
 
     Args:
         footprint_kg: Footprints, float64[n]; or service, where that is what is counted.
@@ -89,7 +89,7 @@ def ceiling_kg(footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu
         ceiling_gpu_s: None for no ceiling.
 
     Returns:
-        Infinite where there is none, or no job has had any service.
+        Infinite where there is no ceiling, or no job has had any service.
     """
     total_s = float(attained_gpu_s.sum())
     if ceiling_gpu_s is None or total_s <= 0:
@@ -99,7 +99,7 @@ def ceiling_kg(footprint_kg: FloatArray, attained_gpu_s: FloatArray, ceiling_gpu
 
 def in_levels(footprint_kg: FloatArray, ceiling: float, levels: int | None) -> FloatArray:
     """Footprints up to the ceiling, and below it rounded down to a quarter of it, a sixteenth …, the lowest of
-    ``levels`` for whatever is less; every gram without levels or without a ceiling.
+    ``levels`` for whatever is less; not rounded without levels or without a ceiling.
 
     Returns:
         float64[n], a new array.
@@ -131,7 +131,7 @@ def lesser_kg(
 
 
 def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolArray:
-    """Mask of the jobs in the highest level that any job is in, unless that is the lowest there is.
+    """Mask of the jobs in the highest level that any job is in, unless that is the lowest level.
 
     Returns:
         bool[n].
@@ -143,11 +143,11 @@ def uppermost(counted: FloatArray, ceiling: float, levels: int | None) -> BoolAr
 def oldest_first(
     age_s: FloatArray, counted_kg: FloatArray, submit_s: FloatArray, wants: Sequence[int], gpus: int
 ) -> dict[int, None]:
-    """Jobs that go before all others for their age: the oldest, as many as fit.
+    """The oldest jobs, which go before all others, as many as fit.
 
     Args:
         age_s: float64[n]; among equally old jobs the one with the smaller footprint goes first, then the earlier one.
-        counted_kg: What counts of their footprints, float64[n].
+        counted_kg: Their footprints as counted, float64[n].
         submit_s: float64[n].
         wants: GPUs of each; 0 for a job that may not be one of them.
         gpus: How many GPUs they may have in all; a job that does not fit is passed over.
@@ -171,12 +171,12 @@ def oldest_gpus(share: float, gpus: int, least: Sequence[int]) -> tuple[int, boo
     hold two of the widest. Footprints alone put the widest last: it would never find room behind the others.
 
     Args:
-        share: Of the GPUs; 0 for none.
-        gpus: Of the cluster.
+        share: Share of the GPUs; 0 for none.
+        gpus: GPUs of the cluster.
         least: Fewest GPUs that each job can use.
 
     Returns:
-        How many, and whether jobs are wide: the last of the oldest then gets all it needs, even beyond these.
+        The number, and whether jobs are wide: the last of the oldest then gets all it needs, even beyond this number.
     """
     plain, widest = int(share * gpus), max(least, default=0)
     if share == 0 or _WIDEST * widest <= plain or widest == min(least, default=0):
@@ -216,9 +216,9 @@ def first_come(scv: float, ended: int, before: bool) -> bool:
     """Whether jobs are served in the order of their submission.
 
     Args:
-        scv: Of the lengths, as :func:`length_scv` gives it.
-        ended: How many ended jobs it is of.
-        before: Whether they were served so until now; they are until the lengths vary by more than 1.
+        scv: Squared coefficient of variation of the lengths, from :func:`length_scv`.
+        ended: Number of ended jobs behind it.
+        before: Whether they were served in this order until now; they then are until ``scv`` exceeds 1.
 
     Returns:
         False where nothing is known.

@@ -1,4 +1,4 @@
-"""Start of a job of known length that causes the least carbon: the best window of a forecast.
+"""Finds the start at which a job of known length causes the least carbon, from a forecast.
 
 The mean intensity of a window of fixed length is piecewise linear in its start, with bends where the window begins or
 ends at a step of the forecast: the least is at one of those starts, or at either end of what is allowed.
@@ -52,7 +52,7 @@ def best_start(series: CarbonSeries, now_s: float, duration_s: float, within_s: 
         series: The forecast.
         now_s: Earliest start, Unix seconds.
         duration_s: Length of the job.
-        within_s: The job must have ended so long after ``now_s``.
+        within_s: The job must end within this time after ``now_s``.
 
     Raises:
         DataError: The job does not fit, or the forecast does not cover a job that starts now.

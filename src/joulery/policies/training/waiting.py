@@ -1,12 +1,12 @@
-"""Waiting of jobs for cleaner hours within the time that their owners give them.
+"""Decides which jobs wait for cleaner hours within the deadlines of their owners.
 
-A job with a deadline runs in the hours that cost it least: of every end before the deadline the one is chosen at
-which the grams of its cheapest hours until then, and the price of the delay, are least together. It waits or is
-suspended in the other hours (:func:`wants_to_wait`).
+A job with a deadline runs in the hours that cost it least: of all ends before the deadline the one is chosen with the
+least sum of the grams of its cheapest hours until then and the price of the delay. It waits or is suspended in the
+other hours (:func:`wants_to_wait`).
 
 No job is late because it waited. A waiting job has a reservation: GPUs from its latest start to its deadline
 (:class:`Reservations`), made only while all reservations fit the cluster. At its latest start the job runs, whatever
-else does, and is not stopped again.
+else runs, and is not stopped again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WaitingJobs:
 def need_s(view: ClusterView) -> FloatArray:
     """Time each job needs at most from its start to its end, on the fewest GPUs it can use; NaN where unknown.
 
-    Under its power limit, and with the time that starts cost it. float64[n].
+    It includes the slowdown by its power limit and the time of its starts. float64[n].
     """
     least = np.ones(len(view)) if view.min_gpus is None else view.min_gpus
     slowdown = np.ones(len(view)) if view.slowdown is None else view.slowdown
@@ -58,7 +58,7 @@ def need_s(view: ClusterView) -> FloatArray:
 
 
 def _left_s(view: ClusterView) -> FloatArray:
-    """Work left of each job, else what its owner states of all of it; NaN where neither is known."""
+    """Work left of each job, else the most that its owner states for the whole job; NaN where neither is known."""
     if view.longest_s is None:
         return view.remaining_s
     return np.asarray(np.where(np.isnan(view.remaining_s), view.longest_s, view.remaining_s), np.float64)
@@ -67,11 +67,11 @@ def _left_s(view: ClusterView) -> FloatArray:
 def decide_waiting(
     view: ClusterView, gpus: Sequence[int], reserved: BoolArray, new: BoolArray, delay_ratio: float
 ) -> WaitingJobs:
-    """Jobs that wait, and jobs that have to run.
+    """Decide which jobs wait, and which have to run.
 
     Args:
         view: The cluster.
-        gpus: How many GPUs each job is to have.
+        gpus: Number of GPUs that each job is to have.
         reserved: Jobs with a reservation from an earlier round, bool[n].
         new: Jobs that came since the last round, bool[n].
         delay_ratio: Price of a delay, as in :func:`wants_to_wait`.
@@ -112,7 +112,7 @@ def wants_to_wait(view: ClusterView, gpus: Sequence[int], latest_s: FloatArray, 
 
     Args:
         view: The cluster, with the intensity expected in the hours ahead.
-        gpus: How many GPUs each job is to have.
+        gpus: Number of GPUs that each job is to have.
         latest_s: Latest start of each job, float64[n]; not finite where it has none.
         delay_ratio: Price of an hour of delay: this share of what a GPU of the median job emits in an hour at the
             mean intensity ahead.
@@ -153,7 +153,7 @@ def wants_to_wait(view: ClusterView, gpus: Sequence[int], latest_s: FloatArray, 
 def _work_and_price(
     view: ClusterView, rows: IntArray, width: FloatArray, gpu_price: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Hours of work left on so many GPUs, and the price of an hour's delay against the job's own power, float64[n].
+    """Hours of work left on ``width`` GPUs, and the price of an hour's delay against the job's own power, float64[n].
 
     A job whose power is unknown counts as the median one.
     """
@@ -188,7 +188,7 @@ class Reservations:
         self._used: IntArray = np.zeros(64, np.int64)
 
     def _hours(self, begin_s: float, end_s: float) -> IntArray:
-        """GPUs reserved in each hour, as a part of the table that may be written."""
+        """GPUs reserved in each hour, as a writable view of the table."""
         first = max(math.floor(begin_s / _HOUR_S) - self._first, 0)
         end = max(math.ceil(end_s / _HOUR_S) - self._first, first + 1)
         if end > len(self._used):
@@ -196,11 +196,11 @@ class Reservations:
         return self._used[first:end]
 
     def fits(self, begin_s: float, end_s: float, gpus: int) -> bool:
-        """Whether so many GPUs are free of reservations all the time."""
+        """Whether ``gpus`` GPUs are free of reservations from ``begin_s`` to ``end_s``."""
         return int(self._hours(begin_s, end_s).max()) + gpus <= self._gpus
 
     def add(self, begin_s: float, end_s: float, gpus: int) -> None:
-        """Reserve them."""
+        """Reserve ``gpus`` GPUs from ``begin_s`` to ``end_s``."""
         hours = self._hours(begin_s, end_s)
         hours += gpus
 
@@ -210,7 +210,7 @@ class Reservations:
 
 
 def due_first(due: Sequence[int], view: ClusterView) -> dict[int, int]:
-    """GPUs of the jobs that have to run: those they run on where they are faster there, the fewest otherwise.
+    """GPUs of the jobs that have to run: their present number where that makes them faster, else the fewest.
 
     The fewest are reserved for each, so they always fit; more are kept while the others' fewest still fit.
     """

@@ -1,4 +1,4 @@
-"""Number of GPUs of a job: as many as still pay (NSDI'25, section 5.1), or as many as cost least at a price of time.
+"""Chooses the number of GPUs of a job: as many as still pay (NSDI'25, section 5.1), or the cheapest at a price of time.
 
 As published a job grows while its efficiency stays above ``gamma`` of that on its fewest GPUs, and stops at the first
 number that does not pay. Efficiency may rise again beyond that number, as from three GPUs to six on nodes of two.
@@ -26,14 +26,14 @@ Points = Mapping[int, Mapping[int, float]]
 """A measured figure of each kind of job, by its number of GPUs."""
 NO_POINTS: Points = MappingProxyType({})
 _TRIED_RATIO = 1.3
-"""A kind is tried no wider where its last number costs more than this times its least."""
+"""A kind is not tried on more GPUs where its last number costs more than this multiple of its least cost."""
 _KEPT_NARROW_S = 4 * 3600.0
 """From this run time on the hour does not keep a job narrow: the longest jobs would take longest."""
 _CHANGED = 0.01
 _NEW_WEIGHT = 0.125
-"""Weight of what a job shows in a round in the figure of its kind: an early outlier fades in a few rounds."""
+"""Weight of a job's measurement of one round in the figure of its kind: an early outlier fades in a few rounds."""
 _MOST_SWING = 4.0
-"""The hour changes the price at most so many times."""
+"""Largest factor by which the hour changes the price."""
 _LONG_S = 36_000.0
 _LONG_MARGIN = 0.05
 
@@ -43,8 +43,8 @@ class WidthPrices:
     """Cost of a second of a job beside its energy.
 
     Attributes:
-        completion_w: A second of its completion time, W.
-        gpu_w: A second of one of its GPUs while others wait for it, W.
+        completion_w: Price of a second of its completion time, W.
+        gpu_w: Price of a second of one of its GPUs while other jobs wait for it, W.
         hour_ratio: Mean intensity over that of now: in a dirty hour energy counts for more, and so time for less.
     """
 
@@ -53,7 +53,7 @@ class WidthPrices:
     hour_ratio: float = 1.0
 
     def cost(self, degradation: float, job_w: float, gpus: int) -> float:
-        """Cost of work on so many GPUs, against its energy on the fewest."""
+        """Cost of work on a number of GPUs, relative to its energy on the fewest."""
         return (1.0 + (self.completion_w + self.gpu_w * gpus) * self.hour_ratio / job_w) / degradation
 
 
@@ -65,10 +65,10 @@ class JobWidths:
         profile: Degradation of each kind by number of GPUs, as far as jobs of it were measured.
         power_w: Power of a job of each kind by number of GPUs, W.
         gamma: Least degradation at which a job still grows.
-        cap: Most GPUs a job.
-        node_gpus: Beyond one node a job grows by whole nodes of so many GPUs; None to grow GPU by GPU.
-        fixed_gpus: Every job on so many; None to scale.
-        prices: Kinds that were measured are sized by cost; None for gamma.
+        cap: Most GPUs of a job.
+        node_gpus: Beyond one node a job grows by whole nodes of this many GPUs; None to grow GPU by GPU.
+        fixed_gpus: Number of GPUs of every job; None to scale.
+        prices: Prices by which kinds that were measured are sized; None for gamma.
     """
 
     profile: Points
@@ -79,10 +79,10 @@ class JobWidths:
     fixed_gpus: int | None = None
     prices: WidthPrices | None = None
     trying: set[int] = field(default_factory=set)
-    """Kinds of which a job tries a number in this round."""
+    """Kinds of which a job tries a new number of GPUs in this round."""
 
     def newcomer(self, kind: int, most: int, least: int = 1) -> TrackedJob:
-        """A new job: at the bottom of its ramp, or past it as far as its kind is known."""
+        """The record of a new job: on its fewest GPUs, or on as many as the profile of its kind supports."""
         most = max(least, min(most, self.cap))
         if self.fixed_gpus is not None:
             return TrackedJob(True, max(least, min(self.fixed_gpus, most)))
@@ -96,7 +96,7 @@ class JobWidths:
     def grown(
         self, known: TrackedJob, kind: int, most: int, remaining_s: float, restart_s: float, least: int = 1
     ) -> TrackedJob:
-        """A job that was measured: on more GPUs, or down to the lower queue with the best number."""
+        """The record of a job that was measured: on more GPUs, or in the lower queue with the best number."""
         if self.fixed_gpus is not None:
             return replace(known, upper=False)
         most = max(least, min(most, self.cap))
@@ -122,13 +122,13 @@ class JobWidths:
         return (gpus // self.node_gpus + 1) * self.node_gpus
 
     def narrower(self, gpus: int) -> int:
-        """The number of GPUs before."""
+        """The next smaller number of GPUs."""
         if self.node_gpus is None or gpus <= self.node_gpus:
             return gpus - 1
         return (-(-gpus // self.node_gpus) - 1) * self.node_gpus
 
     def within(self, gpus: int, room: int, least: int) -> int:
-        """The largest number of GPUs that a job of so many may shrink to, of at most ``room``."""
+        """The largest number of GPUs, at most ``room``, that a job on ``gpus`` may shrink to; at least ``least``."""
         while gpus > room:
             gpus = self.narrower(gpus)
         return max(gpus, least)
@@ -140,7 +140,7 @@ class JobWidths:
         return self.newcomer(kind, most, least).gpus
 
     def _costs(self, kind: int, least: int, most: int, prices: WidthPrices | None) -> dict[int, float]:
-        """Cost of work on each number of GPUs that was measured; none for kinds that were not."""
+        """Cost of work on each number of GPUs that was measured; empty for kinds that were not."""
         if prices is None:
             return {}
         points, power_w = self.profile.get(kind, {}), self.power_w.get(kind, {})
@@ -170,7 +170,7 @@ def prices(price_ratio: float | None, power_w: Points, view: ClusterView, waitin
             None for no prices.
         power_w: Power of each kind by number of GPUs.
         view: The cluster.
-        waiting: How many jobs wait for GPUs: a second of a GPU keeps each of them for its part of a second.
+        waiting: Number of jobs that wait for GPUs: a second of a GPU delays each of them for its part of a second.
     """
     if price_ratio is None or not power_w:
         return None
@@ -182,13 +182,13 @@ def prices(price_ratio: float | None, power_w: Points, view: ClusterView, waitin
 
 
 def with_measured(profile: Points, view: ClusterView) -> Points:
-    """The degradation of each kind with what this round's jobs show; a known figure follows slowly."""
+    """The degradation of each kind, updated by this round's jobs; a known figure follows slowly."""
     rows = np.flatnonzero((view.kind >= 0) & (view.running > 0) & ~np.isnan(view.degradation))
     return _followed(profile, view, rows, view.degradation)
 
 
 def with_power(power_w: Points, view: ClusterView) -> Points:
-    """The power of each kind with what this round's jobs draw; a known power follows slowly."""
+    """The power of each kind, updated by this round's jobs; a known power follows slowly."""
     if view.job_w is None:
         return power_w
     rows = np.flatnonzero((view.kind >= 0) & (view.running > 0) & (view.job_w > 0) & ~np.isnan(view.degradation))

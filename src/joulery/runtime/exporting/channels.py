@@ -1,4 +1,4 @@
-"""Joules of each channel between two samples, from readings that may come more often than samples."""
+"""Sum the joules of each channel between two samples, from readings that may be more frequent than samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joulery.domain.ports import Meter
 
 @dataclass(slots=True)
 class ChannelNow:
-    """One channel as it stands.
+    """Current state of one channel.
 
     Attributes:
         channel: The channel.
@@ -36,7 +36,7 @@ class ChannelNow:
     _lost: bool = False
 
     def advance(self, value: float, now_s: float) -> str:
-        """Take one reading; a sentence where the channel's counter cannot be trusted, else an empty text."""
+        """Add one reading; return a sentence where the counter cannot be trusted, else an empty text."""
         if math.isnan(value):
             # A counter makes up for it with its next reading; what a power reading missed is lost.
             self._lost |= self.channel.kind is not ReadingKind.COUNTER and self.read_at_s > -math.inf
@@ -68,7 +68,7 @@ class ChannelNow:
         return energy_j, not lost
 
     def _set_power(self, energy_j: float, now_s: float) -> None:
-        """The power since the device renewed its value; a counter stands still between renewals."""
+        """Set the power since the device renewed its value; a counter does not change between renewals."""
         waited_s = now_s - self._renewed_at_s
         if self.channel.kind is ReadingKind.COUNTER and energy_j == 0 and waited_s <= 2 * self.channel.update_s:
             return
@@ -86,11 +86,11 @@ class NodeChannels:
 
     @property
     def between_samples(self) -> bool:
-        """Whether a channel shows power, which must be read more often than samples are taken."""
+        """Whether a channel reports power, which must be read more often than samples are taken."""
         return any(one.channel.kind is not ReadingKind.COUNTER for one in self.channels)
 
     def advance(self, now_s: float) -> list[str]:
-        """Read all meters; what a reader of the figures should know."""
+        """Read all meters; return notes for readers of the figures."""
         said: list[str] = []
         channels = iter(self.channels)
         for meter in self.meters:
@@ -106,11 +106,11 @@ class IdleBoards:
         self.power_w: dict[str, float] = {}
 
     def learn(self, device: str, energy_j: float, elapsed_s: float) -> None:
-        """Take in an idle interval of a GPU.
+        """Add an idle interval of a GPU.
 
         Args:
             device: The GPU.
-            energy_j: What it drew.
+            energy_j: Energy that it used, J.
             elapsed_s: Length of the interval.
         """
         if elapsed_s > 0 and energy_j > 0:

@@ -24,12 +24,12 @@ class EngineSource(Protocol):
         """Counters of the engine so far.
 
         Raises:
-            JouleryError: It does not answer, or not as an engine does.
+            JouleryError: The engine does not answer, or its answer is not that of an engine.
         """
         ...
 
     def process(self) -> int:
-        """The process that answers its requests; 0 where it cannot be found."""
+        """Id of the process that answers the engine's requests; 0 where it cannot be found."""
         ...
 
 
@@ -39,7 +39,7 @@ class EngineSpec:
 
     Attributes:
         name: Host and port, its label.
-        source: How it is asked.
+        source: Source of its counters.
         gpus: GPUs that are its own (``gpu:0``); empty to find them by its processes.
     """
 
@@ -49,11 +49,11 @@ class EngineSpec:
 
 
 Holders = Mapping[str, Mapping[int, float] | None]
-"""By GPU: share of the busy time of each process there; None where the driver does not say."""
+"""Share of the busy time of each process, by GPU; None where the driver does not report it."""
 
 
 _Part = tuple[float, float, Quality]
-"""Joules of an engine on one device, those among them of the idle device, and their quality."""
+"""Joules of an engine on one device, those of the idle device among them, and their quality."""
 
 
 class EngineWatch:
@@ -91,7 +91,7 @@ class EngineWatch:
             holders: Processes on GPUs.
             family: A process and its descendants.
             g_per_kwh: Intensity meanwhile; NaN unknown.
-            whole: Whether no meter was silent meanwhile.
+            whole: Whether every meter gave readings meanwhile.
         """
         pids = family(self._pid) if self._pid else frozenset()
         if not pids:
@@ -110,7 +110,7 @@ class EngineWatch:
         self.book.spend(energy_j, g_per_kwh, quality, math.fsum(idle_j for _, idle_j, _ in known))
 
     def observe(self, answer: EngineCounters | JouleryError, now_s: float) -> None:
-        """Take in what the engine said."""
+        """Record the engine's counters, or that it does not answer."""
         if isinstance(answer, JouleryError):
             if self.up or not self.kind:
                 self._say(f"{self.name}: {answer}", key="down")
@@ -144,7 +144,7 @@ class EngineWatch:
             self._say(f"{self.name}: the engine's counters started again; that interval counts for no model", key="")
 
     def ask(self) -> EngineCounters | JouleryError:
-        """The engine's answer, or why there is none."""
+        """Read the engine's counters; return the error where that fails."""
         try:
             return self._source.counters()
         except JouleryError as error:
@@ -180,7 +180,7 @@ class EngineWatch:
         return (share if math.isnan(share) else min(1.0, share)) * above_j, 0.0, division.quality
 
     def _unseen(self, divisions: Mapping[str, Division], holders: Holders) -> bool:
-        """Whether the engine may use a GPU unseen: the driver says of none who uses it, and none was named."""
+        """Whether the engine may use a GPU unseen: the driver does not report its processes, and no GPU was named."""
         unseen = [device for device in divisions if device != PROCESSORS and holders.get(device) is None]
         if unseen and not self._gpus:
             self._say(
@@ -191,7 +191,7 @@ class EngineWatch:
         return bool(unseen) and not self._gpus
 
     def _say(self, text: str, key: str) -> None:
-        """Say a thing once; with an empty key, each time."""
+        """Add a note once per key; with an empty key, each time."""
         if not key or key not in self._said:
             self._said.add(key)
             self._notes.append(text)

@@ -1,4 +1,4 @@
-"""Carbon intensity of now for the exporter, asked for in the background: a slow or absent source delays no sample."""
+"""Fetch the present carbon intensity for the exporter in the background: a slow or absent source delays no sample."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from joulery.domain.errors import ConfigError, JouleryError
 
 ASK_AGAIN_S = 300.0
 HOLD_S = 3600.0
-"""Time that the newest value stands after its end, where the source has no newer one."""
+"""Seconds for which the newest value is used after its end, where the source has no newer one."""
 
 
 class IntensityFeed:
     """The newest intensity of a source.
 
     Args:
-        ask: Returns what the source knows around a time, Unix seconds.
+        ask: Returns the source's intensity around a time, Unix seconds.
         now_s: Unix seconds.
-        ask_again_s: Time between two questions.
+        ask_again_s: Seconds between two requests.
 
     Attributes:
         series: The newest answer; None before one.
@@ -37,20 +37,20 @@ class IntensityFeed:
         self._trouble = ""
 
     def first(self) -> None:
-        """Ask once, now.
+        """Fetch the intensity once, now.
 
         Raises:
-            ConfigError: What describes the source is wrong; other failures become notes.
+            ConfigError: The description of the source is wrong; other failures become notes.
         """
         self._refresh(first=True)
 
     def start(self) -> None:
-        """Ask again and again in the background."""
+        """Fetch the intensity repeatedly in the background."""
         self._thread = threading.Thread(target=self._run, name="carbon", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop fetching."""
         self._stop.set()
 
     def at(self, t_s: float) -> float:

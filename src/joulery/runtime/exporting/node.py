@@ -1,4 +1,4 @@
-"""One node's exporter: at every sample the energy since the last is divided, priced and booked."""
+"""The exporter of one node: each sample divides the energy since the last one, and books its joules and grams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from joulery.runtime.exporting.intensity_feed import IntensityFeed
 from joulery.runtime.measuring.share import BusyMeter, BusyReader, SharedMeter
 
 MAX_WORKLOADS = 100
-"""Workloads that are exported by name."""
+"""Most workloads that are exported by name."""
 NAMED_FROM = 0.01
 """CPUs that a command without a control group must use to be exported by name."""
 ENDED_AFTER_S = 300.0
@@ -67,7 +67,7 @@ class _Names:
     seen_at_s: dict[NodeWorkload, float] = field(default_factory=dict)
 
     def shown(self, workload: NodeWorkload, cpus: float, now_s: float) -> NodeWorkload:
-        """The workload, or :data:`OTHER` where it is too small or one too many."""
+        """The workload, or :data:`OTHER` where it is too small or too many are named already."""
         if workload not in self.seen_at_s:
             small = workload.kind == "process" and not cpus >= NAMED_FROM
             if small or len(self.seen_at_s) >= MAX_WORKLOADS:
@@ -76,7 +76,7 @@ class _Names:
         return workload
 
     def ended(self, now_s: float) -> list[NodeWorkload]:
-        """Workloads that have not been seen for :data:`ENDED_AFTER_S`; they are forgotten."""
+        """Remove and return the workloads that have not been seen for :data:`ENDED_AFTER_S`."""
         gone = [workload for workload, at_s in self.seen_at_s.items() if now_s - at_s >= ENDED_AFTER_S]
         for workload in gone:
             del self.seen_at_s[workload]
@@ -84,10 +84,10 @@ class _Names:
 
 
 class NodeExporter:
-    """The books of one node.
+    """Keeps the energy and carbon books of one node.
 
     Args:
-        readers: What it reads.
+        readers: Readers of the node.
         engines: Engines to watch.
         clock_s: Seconds of a monotonic clock.
         unix_s: Unix seconds.
@@ -192,7 +192,7 @@ class NodeExporter:
     def _idle_boards(
         self, taken: Sequence[tuple[Channel, float, bool]], holders: Holders, elapsed_s: float
     ) -> frozenset[str]:
-        """GPUs on which nothing computed over an interval; what they drew is learned as their idle power."""
+        """GPUs on which nothing computed over an interval; their mean power is kept as their idle power."""
         computed = self._computed()
         idle = frozenset(
             device for device, pids in holders.items() if pids == {} or (pids and computed.get(device) is False)
@@ -204,7 +204,7 @@ class NodeExporter:
         return idle
 
     def _computed(self) -> dict[str, bool | None]:
-        """By GPU: whether anything computed there since the last call; None where the driver does not say."""
+        """Whether anything computed on each GPU since the last call; None where the driver does not report it."""
         found: dict[str, bool | None] = {}
         for meter in self.readers.channels.meters:
             if isinstance(meter, BusyMeter):

@@ -1,14 +1,14 @@
 """Power limits of the jobs of one machine: leased settings of its GPUs or CPUs, learned job by job.
 
-Every period the loop looks where jobs run, shows each job's progress and energy to the policy
-(:class:`~joulery.policies.clocks.power_limit.PowerLimitTuner`, the object that the simulator drives), and sets what it
-decides on every device of the job. A job that ends, or returns to full power, gives its leases back: the device has the
-limit again that it had before.
+Every period the loop reads where jobs run, passes each job's progress and energy to the policy
+(:class:`~joulery.policies.clocks.power_limit.PowerLimitTuner`, the object that the simulator drives), and sets the
+decided limit on every device of the job. When a job ends or returns to full power, its leases are released: each device
+has the limit again that it had before.
 
 Work is the progress that a job reports, where it reports often enough; else **assumed** to be proportional to the busy
 cycles of its GPUs; CPUs count none. The agents of a job on several nodes agree on one limit
 (:mod:`~joulery.runtime.leasing.job_nodes`). Devices that several jobs share keep full power: neither their energy nor
-their cycles tell what a limit does to each of the jobs.
+their cycles show the effect of a limit on each of the jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from joulery.runtime.leasing.limited_device import LimitedDevice
 from joulery.store.jobs import JobLimitBook
 
 _REPORTS = 10
-"""Changes of a job's progress within a trial that make it its measure of work."""
+"""Changes of a job's progress within a trial from which on progress is its measure of work."""
 _PATIENCE_S = 30.0
 """Time limit of the last step."""
 
@@ -47,7 +47,7 @@ class _Work:
     delay_s: float = math.inf
 
     def look(self, now_s: float, progress: tuple[float, float], window_s: float) -> None:
-        """Take a look at the progress: its value, and when it was written.
+        """Record the progress of the job: its value, and when it was written.
 
         A job may load its data for longer than the window, or report late on a busy machine: it is judged in every
         window until it reports often enough.
@@ -79,7 +79,7 @@ class _Job:
 
     @property
     def measured_kind(self) -> str:
-        """The kind in the book: what a limit costs by busy cycles is not what it costs by progress."""
+        """The kind in the book: effects of a limit by busy cycles are kept apart from those by progress."""
         return f"{self.kind} by busy cycles" if self.work.source == "busy cycles" else self.kind
 
 
@@ -93,10 +93,10 @@ class JobLimits:
         placements: Where jobs run now.
         progress: Share of a job's work that is done and when it was written, Unix seconds; NaN where it reports none.
         holder: The leases.
-        book: What limits did to jobs of a kind.
-        say: Receives each change, and what goes wrong.
+        book: Measured effects of limits on jobs of a kind.
+        say: Receives each change, and each problem.
         devices_of: The devices of a job, by number.
-        notes: What the agents of a job's nodes leave each other; None without a shared folder.
+        notes: Notes that the agents of a job's nodes exchange; None without a shared folder.
         lease_s: How long a limit stays set after its last renewal.
     """
 
@@ -114,7 +114,7 @@ class JobLimits:
     _left_alone: dict[int, str] = field(default_factory=dict)
 
     def step(self, now_s: float) -> None:
-        """Look at every job once, and set what is decided.
+        """Check every job once, and set the decided limits.
 
         Args:
             now_s: Unix seconds.
@@ -148,7 +148,7 @@ class JobLimits:
                     self._give_back(number, job, "its limit was reverted by another process")
 
     def close(self) -> None:
-        """Give every limit back.
+        """Revert every limit.
 
         Raises:
             ActuationError: A GPU refuses; its lease stays for the watchdog.
@@ -227,7 +227,7 @@ class JobLimits:
         self._remember(job)
 
     def _judge(self, one: Placement, job: _Job, *, anew: bool) -> None:
-        """Start from what is known of the kind by the job's measure of work; what busy cycles said is forgotten."""
+        """Start from the known effects by the job's measure of work; what busy cycles showed is dropped."""
         job.known = self._known(job)
         if anew:
             self._give_back(one.job, job, "it reports its progress now: it is measured anew")
@@ -244,7 +244,7 @@ class JobLimits:
         return JobNodes(one.job, one.hosts, one.host, tuner, self.notes, self.lease_s)
 
     def _set(self, number: int, job: _Job, ratio: float, reason: str) -> None:
-        """Set one limit on every GPU of a job, or give all back."""
+        """Set one limit on every GPU of a job, or release all of its leases."""
         if ratio >= 1:
             self._give_back(number, job, reason)
             return
@@ -290,7 +290,7 @@ class JobLimits:
         )
 
     def _kind(self, one: Placement) -> str:
-        """Jobs of one kind run the same program on as many GPUs of one model under one limit."""
+        """Kind of a job: its program, the number and model of its devices, their full power, and its nodes."""
         if not one.kind:
             return ""
         first = self.devices[self.devices_of(one)[0]]
@@ -303,7 +303,7 @@ class JobLimits:
         return tuple(LimitPoint(*point) for point in self.book.read(job.measured_kind))
 
     def _remember(self, job: _Job) -> None:
-        """Write down what the limits did once the search is over."""
+        """Save the effects of the limits once the search is over."""
         done = job.state.finished(self.tuner)
         if self.book is not None and job.kind and done and not job.written and job.state.points:
             points = [(point.ratio, point.slowdown, point.power_ratio) for point in job.state.points]
@@ -314,7 +314,7 @@ class JobLimits:
 def running_limits(
     limits: JobLimits, stop: threading.Event, clock_s: Callable[[], float], period_s: float
 ) -> Iterator[None]:
-    """Follow the limits of a machine in a thread while the block runs; then give them back.
+    """Follow the limits of a machine in a thread while the block runs; then revert them.
 
     A step that fails is reported and tried again. Where the thread hangs or dies its leases expire, and the watchdog
     gives the limits back.
@@ -326,7 +326,7 @@ def running_limits(
         period_s: Interval between two steps.
 
     Raises:
-        ActuationError: A GPU refuses to be given back; its lease stays for the watchdog.
+        ActuationError: The limit of a GPU cannot be reverted; its lease stays for the watchdog.
     """
     ended = threading.Event()
 

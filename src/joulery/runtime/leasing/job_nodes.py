@@ -6,8 +6,8 @@ first one wants. It is all or nothing: where one node may not be limited, or its
 to full power.
 
 The bound on the slowdown holds whatever one agent does, its death included. A note that is not renewed for the time of
-a lease counts for nothing: the others return to full power then, as the watchdog of a dead agent does. The job has
-earned that time before its first trial.
+a lease is ignored: the other nodes then return to full power, as the watchdog of a dead agent does. The job has earned
+that time before its first trial.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Notes(Protocol):
         ...
 
     def read(self, job: int, node: str) -> Mapping[str, Any] | None:
-        """The note of a node; None without."""
+        """The note of a node; None where there is none."""
         ...
 
     def remove(self, job: int, node: str) -> None:
@@ -44,7 +44,7 @@ class NodeReport:
     """Report of a node on a job.
 
     Attributes:
-        at_s: When, by its own clock.
+        at_s: Time of the report by the node's own clock.
         work: Busy cycles of its devices so far; NaN where they count none.
         energy_j: Energy of its devices so far, J.
         full_w: Full power of its devices together, W.
@@ -61,7 +61,7 @@ class NodeReport:
 
     @classmethod
     def read(cls, note: Mapping[str, Any]) -> NodeReport | None:
-        """The report in a note; None where it is none."""
+        """The report in a note; None where the note contains none."""
         try:
             numbers = {name: math.nan if note[name] is None else float(note[name]) for name in _NUMBERS}
             return cls(**numbers, why_not=str(note["why_not"]))
@@ -86,7 +86,7 @@ def careful_tuner(tuner: PowerLimitTuner, lease_s: float) -> PowerLimitTuner | N
 
 @dataclass(slots=True)
 class JobNodes:
-    """A job on several nodes, as the agent of one of them sees it.
+    """A job on several nodes, as handled by the agent of one of them.
 
     Args:
         job: Its number.
@@ -94,11 +94,11 @@ class JobNodes:
         host: This node.
         tuner: The policy, from :func:`careful_tuner`.
         notes: Where the agents leave their notes.
-        patience_s: A note that is not renewed for so long counts for nothing.
+        patience_s: Seconds after which a note that is not renewed is ignored.
         session: Distinguishes the notes of this agent from those of an earlier one.
 
     Attributes:
-        state: Of the policy, where the agent of this node decides.
+        state: State of the policy, where the agent of this node decides.
         why_not: Why the job has kept full power for as long as the patience; empty where it is measured or limited.
     """
 
@@ -129,14 +129,13 @@ class JobNodes:
     def step(
         self, now_s: float, own: NodeReport, progress: tuple[float, float] | None, known: tuple[LimitPoint, ...]
     ) -> tuple[float, str]:
-        """Report this node, and the limit it is to have, as a share of full power, with the reason.
+        """Report this node; return the limit it is to have, as a share of full power, and the reason.
 
         Args:
             now_s: Time.
-            own: This node.
-            progress: The job's progress and when it came to that, where that is its measure of work; None for busy
-                cycles.
-            known: What limits did to earlier jobs of its kind.
+            own: Report of this node.
+            progress: The job's progress and its time, where progress is the measure of work; None for busy cycles.
+            known: Effects of limits on earlier jobs of its kind.
         """
         reports, wants = {self.host: own}, (1.0, "")
         for host in self.hosts:
@@ -157,11 +156,11 @@ class JobNodes:
         return wants
 
     def leave(self) -> None:
-        """Take the note of this node back: the others return to full power."""
+        """Remove the note of this node: the others return to full power."""
         self.notes.remove(self.job, self.host)
 
     def forget(self) -> None:
-        """Forget what was learned: the job's work is measured another way from now on."""
+        """Drop all that was learned about the job."""
         self.state, self._slowest = self.tuner.initial(), SlowestRank(self.tuner.trial_s)
         self._full_s = math.nan
 
@@ -220,7 +219,7 @@ class JobNodes:
         return self.state.ratio, self._reason
 
     def _anew(self, reason: str, now_s: float) -> tuple[float, str]:
-        """Full power for all, and nothing known; credit that was earned is forgotten."""
+        """Return to full power on all nodes and drop all that was learned, earned credit included."""
         if reason != self._why_not[0]:
             self._why_not = reason, now_s
         self.why_not = reason if now_s - self._why_not[1] >= self.patience_s else ""

@@ -151,7 +151,7 @@ class LeaseHolder:
             return done
 
     def require_guard(self, able: DeviceCapability) -> None:
-        """Return if settings of this device are reverted whatever becomes of this process.
+        """Check that settings of this device are reverted whatever happens to this process.
 
         Raises:
             CapabilityError: As :meth:`joulery.store.leases.LeaseBook.require_guard`.
@@ -188,7 +188,7 @@ class LeaseHolder:
         return done
 
     def close(self) -> None:
-        """Revert every setting; what another thread is setting meanwhile too. Safe to call twice.
+        """Revert every setting, also one that another thread is setting meanwhile. Safe to call twice.
 
         Raises:
             ActuationError: A device refuses; its lease stays and the watchdog retries.
@@ -244,7 +244,7 @@ def _leased(present: Lease) -> CapabilityError:
 
 
 def _program() -> str:
-    """Name of this process, for people: the program and its verb."""
+    """Readable name of this process: the program and its subcommand."""
     path = Path(sys.argv[0])
     name = path.parent.name if path.name == "__main__.py" else path.name
     return " ".join((name, *(word for word in sys.argv[1:2] if not word.startswith("-"))))

@@ -1,4 +1,4 @@
-"""A device whose power may be limited: its leased setting, and what it has done so far."""
+"""A device whose power may be limited: its leased setting, and its energy and work so far."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class LimitedDevice:
         device: Its power limit.
         spec: How the watchdog opens it.
         activity: Its energy and busy cycles.
-        model: What the vendor calls it.
+        model: The vendor's name of the device.
         uuid: Its identity, for the name of its lease.
         full_w: The limit it had before, W.
         low_w: The lowest limit it takes, W.
-        parts: Parts that have this limit each: packages of the CPUs.
+        parts: Number of parts that each have this limit: packages of the CPUs.
     """
 
     number: int

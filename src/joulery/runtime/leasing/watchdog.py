@@ -2,8 +2,8 @@
 
 The watchdog reverts every setting as soon as the watched process ends for any reason, and one setting whose lease has
 expired although the process lives (it hangs, or is stopped). ``done`` on its standard input ends it at once; end of
-file without it ends it as soon as the process holds no lease any more. ``joulery.app.wiring.lease_watchdog`` is its
-entry point: it knows how devices are opened.
+file without it ends it as soon as the process holds no lease any more. Its entry point is
+``joulery.app.wiring.lease_watchdog``, which can open the devices.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Watchdog:
 
     @property
     def alive(self) -> bool:
-        """True while it watches."""
+        """Whether the watchdog process runs."""
         return self._process.poll() is None
 
     def dismiss(self, *, wait: bool) -> None:
@@ -196,7 +196,7 @@ def _leases(book: LeaseBook) -> list[Lease]:
 
 
 def _held(book: LeaseBook, owner: Owner) -> list[Lease]:
-    """The leases of that process."""
+    """The leases of a process."""
 
     def identity(one: Owner) -> tuple[object, ...]:
         return one.pid, one.start_ticks, one.boot_id, one.pid_namespace

@@ -1,1 +1,1 @@
-"""Language models being served: waiting requests, predicted lengths, joules a request."""
+"""Serve language models: queue requests, predict the length of answers and charge the energy of each request."""

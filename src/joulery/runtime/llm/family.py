@@ -1,4 +1,4 @@
-"""A family of language models behind one name: which of them gets the next request."""
+"""Choose the model of a family of language models that gets the next request for the family."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from joulery.runtime.session.driver import ADVISED, APPLIED, LiveDriver
 from joulery.runtime.session.history import SessionHistory
 
 _ENOUGH = 10
-"""Answers that a latency quantile rests on."""
+"""Fewest answers for a latency quantile."""
 _MEASURED = 30
-"""Answers that a mean of joules rests on at least."""
+"""Fewest answers for a mean of joules."""
 _REMEMBERED = 200
-"""Answers after which a mean of joules forgets."""
+"""Answers after which older ones fade from a mean of joules."""
 _STALE_S = 3600.0
 """A mean of joules without a newer answer is measured again after this."""
 _ASIDE_S = 5.0
@@ -33,7 +33,7 @@ _ASIDE_S = 5.0
 
 
 class _MeanEnergy:
-    """Joules an answer of one model, mean of the latest."""
+    """Mean joules per answer of one model, over the latest answers."""
 
     def __init__(self) -> None:
         self._count, self._mean_j, self._latest_s = 0, 0.0, -math.inf
@@ -47,14 +47,14 @@ class _MeanEnergy:
         self._latest_s = max((one.end_s for one in answers), default=self._latest_s)
 
     def mean_j(self, now_s: float) -> float:
-        """The mean; NaN where too few answers show it, or none lately."""
+        """The mean; NaN with too few answers, or without a recent one."""
         if now_s - self._latest_s > _STALE_S:
             self._count = 0
         return self._mean_j if self._count >= _MEASURED else math.nan
 
 
 class LanguageFamily:
-    """Steers the requests of one family.
+    """Distributes the requests of one family over its models.
 
     Args:
         policy: Decides on the shares.
@@ -106,7 +106,7 @@ class LanguageFamily:
         With an SLO of the first token those that keep it come first.
 
         Raises:
-            RequestError: No model would begin to answer within that SLO; when to come again.
+            RequestError: No model would begin to answer within that SLO; the error states when to retry.
         """
         now_s = self._clock()
         chosen = self._counter.choose(self._main, self.models, 0, 0.0)
@@ -117,11 +117,11 @@ class LanguageFamily:
         return ranked if ttft is None or not self.acts else self._within(ranked, up, ttft)
 
     def failed(self, model: str) -> None:
-        """A model could not answer: the others get its requests for a while."""
+        """Send a model's requests to the others for a while, because it could not answer one."""
         self._aside_s[model] = self._clock()
 
     def ended(self, record: RequestRecord, first_token_s: float = math.nan) -> None:
-        """A request of the family has ended, under the name of the model that answered.
+        """Count a request of the family that has ended, under the name of the model that answered.
 
         Args:
             record: The request.
@@ -147,7 +147,7 @@ class LanguageFamily:
         return LiveDriver(self.policy, self.observe, self._act, watch=watch, record=history.add_decision)
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready: who answered how much of its requests, and the mean accuracy of that."""
+        """JSON-ready: the share of answers by model, and their mean accuracy."""
         total = self.answered.total()
         return {
             "family": self.name,
@@ -222,7 +222,7 @@ class LanguageFamily:
         Another model than the one whose turn it is answers only where the accuracy floor stays kept.
 
         Raises:
-            RequestError: None would.
+            RequestError: No model would answer within the SLO.
         """
         expected = {name: self._expected_s(name, ttft) for name in names if name in up}
         inside = [
@@ -249,5 +249,5 @@ class LanguageFamily:
 
 
 def family_of(families: Sequence[LanguageFamily], name: str) -> LanguageFamily | None:
-    """The family of a name; None for none."""
+    """The family with a name; None where there is none."""
     return next((one for one in families if one.name == name), None)

@@ -1,7 +1,7 @@
-"""Language models as the clock governor of their device sees them (μ-Serve, ATC'24, section 3.4).
+"""Observe language models for the clock governor of their device (μ-Serve, ATC'24, section 3.4).
 
-Every request carries its predicted service time, so a governor that looks ahead knows how long the running and queued
-answers take at each clock.
+Every request carries its predicted service time, so that a governor that looks ahead can compute how long the running
+and queued answers take at each clock.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from joulery.runtime.llm.statistics import RecentAnswer
 _OVERRUN_RATIO = 0.25
 _PATIENCE_S = 1.0
 _ROOM = 4096
-"""Capacity of an engine in whose queue nothing waits."""
+"""Capacity assumed for an engine in whose queue nothing waits."""
 _FULL_KV_RATIO = 0.98
 DEADLINE_QUANTILE = 0.99
-"""Share of the answers within the deadline that is kept where no SLO is stated."""
+"""Share of answers that must end within the deadline where no SLO is stated."""
 
 
 def slo_of(llm: LLMService) -> Slo:
@@ -68,7 +68,7 @@ def _colocated(llm: LLMService, now_s: float) -> ColocatedService:
 
 
 def _cost_beside_others(llm: LLMService, pending: Sequence[Pending]) -> StepCost:
-    """The cost of a step; sequences of other clients, taken to be like joulery's, are part of each."""
+    """The cost of a step with the sequences of other clients, which are assumed to be like joulery's."""
     cost, others = llm.steps.times.cost, llm.others
     running = [each.batched.kv_tokens for each in pending if each.batched is not None and each.batched.running]
     kv = others * sum(running) / len(running) if running else 0.0
@@ -76,7 +76,7 @@ def _cost_beside_others(llm: LLMService, pending: Sequence[Pending]) -> StepCost
 
 
 def _batched(task: GenerationTask, ratio: float, per_read_s: float) -> BatchedRequest:
-    """The tokens of a request; one that has written more than predicted is taken to have a quarter of that left."""
+    """The tokens of a request; one longer than predicted is assumed to have a quarter of its predicted length left."""
     limit = math.inf if task.request.max_tokens is None else task.request.max_tokens
     predicted, written = min(task.forecast.tokens * ratio, limit), float(task.tokens_written)
     left = max(predicted - written, min(_OVERRUN_RATIO * predicted, limit - written), 1.0)
@@ -92,8 +92,8 @@ def capacity(llm: LLMService, tasks: Sequence[GenerationTask], now_s: float) -> 
     """Sequences that fit into the engine's batch.
 
     Engines without a queue get as many as ``max_num_seqs`` from joulery. Others report their queue: where requests wait
-    or the KV cache is full, there is no room. Without a report they show it: a request that has waited for its first
-    token for longer than reading its prompt takes waits for room.
+    or the KV cache is full, there is no room. Without a report, there is no room where a request has waited for its
+    first token for longer than its prompt takes to read.
     """
     running = sum(task.generating for task in tasks)
     if not llm.engine.dialect.orders:
@@ -111,7 +111,7 @@ def capacity(llm: LLMService, tasks: Sequence[GenerationTask], now_s: float) -> 
 
 
 def _work(llm: LLMService, slo: Slo, answers: tuple[RecentAnswer, ...], power_w: float, now_s: float) -> Work:
-    """By the recent answers; by the forecast of an average answer where there are none."""
+    """Work of a model by its recent answers; by the forecast of an average answer where there are none."""
     took_s = np.array([each.work_s for each in answers] or [llm.forecaster.average_s])
     mean_s = float(took_s.mean())
     return Work(

@@ -1,7 +1,7 @@
 """Length prediction on the path of a request: the semantic cache, then the predictor, then the mean.
 
-Nothing a predictor or a cache does wrong stops a request: what it raises is counted, and the request is taken for an
-average one, which in a queue with aging is first come first served among its like.
+An error in a predictor or a cache does not stop a request: the exception is counted, and the request is taken for an
+average one. In a queue with aging, such requests are served first come, first served among themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from joulery.store.semantic_cache import SemanticCache
 
 CACHE, PREDICTOR, MEAN = "cache", "predictor", "mean"
 _RATIOS, _FEW_RATIOS = 200, 20
-"""Answers kept to know how far predictions are exceeded, and the number below which that is not known."""
+"""Answers kept to measure how far they exceed their predictions, and the fewest that suffice."""
 _UPPER_QUANTILE, _UPPER_RATIO = 0.9, 1.5
 """The quantile a clock governor plans for, and the factor on the prediction until it is known."""
 _CHARACTERS_PER_TOKEN = 4
@@ -39,7 +39,7 @@ class LengthScore:
 
     Attributes:
         score: Raw ordinal score, about 0 (short) to 4 (long).
-        embedding: What the prompt means, for the cache; None from a predictor that does not know.
+        embedding: Semantic embedding of the prompt, for the cache; None from a predictor without one.
     """
 
     score: float
@@ -55,7 +55,7 @@ class LengthPredictor(Protocol):
         ...
 
     def predict(self, prompt: str) -> LengthScore:
-        """Its score of a prompt; any exception is the predictor's own failure."""
+        """Score a prompt; any exception counts as a failure of the predictor."""
         ...
 
 
@@ -64,12 +64,12 @@ class Forecast:
     """Forecast for one request.
 
     Attributes:
-        tokens: Expected length, within what the client takes at most.
+        tokens: Expected length, within the client's limit.
         service_s: Expected seconds in the engine, the prompt's reading included.
         source: ``cache``, ``predictor`` or ``mean``.
         uncut_tokens: Expected length if the client set no limit.
-        scored: The score of the predictor; None where it was not asked, or failed.
-        form: The prompt's, where there is a score.
+        scored: The score of the predictor; None where there is no predictor, or it failed.
+        form: Template of the prompt, where there is a score.
     """
 
     tokens: float
@@ -81,13 +81,13 @@ class Forecast:
 
 
 class Forecaster:
-    """Forecasts requests of one model, and learns from how they end.
+    """Forecasts the requests of one model, and learns from their answers.
 
     Args:
         model: Its name.
         predictor: The predictor; None to take every request for an average one.
-        cache: Where lengths of answers are remembered; None for nowhere.
-        pace: What is known of the engine's speed.
+        cache: Stores the lengths of answers; None for no cache.
+        pace: Estimate of the engine's speed.
 
     Attributes:
         sources: How often each source answered.
@@ -112,7 +112,7 @@ class Forecaster:
         self._mean = 150.0 if predictor is None else float(np.mean(predictor.class_tokens))
 
     def load(self) -> None:
-        """Load all that the predictor needs: requests that come at once would wait for the first of them."""
+        """Load everything that the predictor needs, so that the first requests do not wait for it."""
         if self.predictor is not None:
             with suppress(Exception):  # the first request shows it
                 self.predictor.predict("Tell me a story.")
@@ -128,7 +128,7 @@ class Forecaster:
         return _UPPER_RATIO if len(self._ratios) < _FEW_RATIOS else float(np.quantile(self._ratios, _UPPER_QUANTILE))
 
     def forecast(self, request: GenerationRequest) -> Forecast:
-        """Forecast for a request; never raises for what a predictor or a cache does."""
+        """Forecast a request; exceptions of the predictor and the cache are counted, not raised."""
         tokens, source, scored, form = self._mean, MEAN, None, None
         if self.predictor is not None and self._lengths is not None:
             # A predictor may be a user's model: an exception in it must not fail the request.
@@ -151,9 +151,10 @@ class Forecaster:
         return Forecast(within, self.pace.service_s(within, prompt_tokens(request)), source, tokens, scored, form)
 
     def remaining_s(self, request: GenerationRequest, forecast: Forecast, written: int, *, started: bool) -> float:
-        """Seconds that an answer is still expected to take of which so many tokens are written.
+        """Seconds that an answer with ``written`` tokens so far is still expected to take.
 
-        By how far earlier answers of such predictions went; a prediction that later answers corrected is corrected.
+        The estimate uses how far earlier answers with such predictions went, and the prediction as corrected by later
+        answers.
         """
         ratios, likely = self._calibration.ratios(_kind(forecast)), max(self._likely(forecast), 1e-3)
         limit = None if request.max_tokens is None else request.max_tokens / likely
@@ -171,8 +172,8 @@ class Forecaster:
     ) -> None:
         """Learn from an answer; from its seconds in the engine where those are known.
 
-        One that was cut at the client's limit would have been longer: it says how fast the engine is, and moves
-        expectations upwards alone.
+        An answer cut at the client's limit would have been longer: it shows how fast the engine is, and only raises the
+        expected lengths.
         """
         if service_s is not None:
             self.pace.completed(usage.completion, service_s, prompt_tokens(request))
@@ -191,7 +192,7 @@ class Forecaster:
         self._remember(request, forecast, tokens)
 
     def _cut(self, request: GenerationRequest, forecast: Forecast, tokens: float) -> None:
-        """The answer would have been longer than the client took."""
+        """Learn from an answer that was cut at the client's limit and would have been longer."""
         self._mean += 0.02 * max(0.0, uncut_tokens(self._mean, tokens) - self._mean)
         likely = uncut_tokens(forecast.uncut_tokens, tokens)
         if forecast.scored is not None and forecast.form is not None and self._lengths is not None:
@@ -227,25 +228,25 @@ class Forecaster:
 
 
 def prompt_tokens(request: GenerationRequest) -> int:
-    """Tokens of a prompt, roughly: engines tell the count only once they have read it."""
+    """Approximate tokens of a prompt: engines report the count only once they have read it."""
     return 1 + len(request.prompt) // _CHARACTERS_PER_TOKEN
 
 
 def _within(tokens: float, max_tokens: int | None, *, exact: bool) -> float:
-    """Expected length under the client's limit, of an expected or an exactly known one without."""
+    """Expected length under the client's limit, from an expected or exactly known length without that limit."""
     if max_tokens is None:
         return tokens
     return min(tokens, float(max_tokens)) if exact else cut_tokens(tokens, float(max_tokens))
 
 
 def _kind(forecast: Forecast) -> tuple[str, int]:
-    """Predictions that err alike: of one source and class."""
+    """Key of predictions that have similar errors: their source and class."""
     score = 0.0 if forecast.scored is None else forecast.scored.score
     return (forecast.source, int(rounded_class(score)) if forecast.source == PREDICTOR else 0)
 
 
 def _embedding(scored: LengthScore | None) -> FloatArray:
-    """The embedding, or a zero vector, which meets equal text alone."""
+    """The embedding, or a zero vector, which matches only equal text."""
     if scored is None or scored.embedding is None:
         return np.zeros(1)
     return scored.embedding

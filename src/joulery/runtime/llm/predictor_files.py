@@ -1,4 +1,4 @@
-"""A trained length predictor in a folder: what it is, its numbers, and all of it as one ONNX file."""
+"""Save and load a trained length predictor in a folder: its description, its numbers and its ONNX graph."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _WORDS = "words.npz"
 
 
 class Runner(Protocol):
-    """A kept predictor's graph."""
+    """Evaluates the graph of a saved predictor."""
 
     def __call__(self, prompt: str, surface: FloatArray) -> tuple[FloatArray, FloatArray | None]:
-        """Raw score of each head, float64[heads], and what the prompt means; None where that is not known."""
+        """Raw score of each head, float64[heads], and the prompt's embedding; None where there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphPredictor:
-    """A kept predictor whose graph another engine runs.
+    """A saved predictor whose graph another engine runs.
 
     Attributes:
-        models: Whose answers it was trained on, in the order of the heads.
-        cuts: Of the raw scores of each head, float64[models + 1, 4].
+        models: Models on whose answers it was trained, in the order of the heads.
+        cuts: Class limits of the raw scores of each head, float64[models + 1, 4].
         class_tokens: Class boundaries of each trained model, tokens, float64[models, 4].
         run: The graph.
     """
@@ -54,7 +54,7 @@ class GraphPredictor:
     run: Runner
 
     def look(self, prompt: str) -> tuple[FloatArray, FloatArray | None]:
-        """Ordinal score of each head, float64[models + 1], and what the prompt means."""
+        """Ordinal score of each head, float64[models + 1], and the prompt's embedding."""
         raw, embedding = self.run(prompt, prompt_features(prompt))
         return ordinal(raw, self.cuts), embedding
 
@@ -153,7 +153,7 @@ def needs_encoder(folder: Path) -> bool:
     """Whether a predictor was trained with an encoder that is not in its folder.
 
     Raises:
-        DataError: There is none, or it is damaged.
+        DataError: There is no predictor, or it is damaged.
     """
     document = _described(folder)
     return document["encoder"] is not None and not document.get("words", False)
@@ -192,7 +192,7 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def kept_graph(folder: Path) -> tuple[Path, Path | None, int, int] | None:
-    """The ONNX file of a predictor, the words of its encoder, how many tokens it reads and how many of them last.
+    """The ONNX file of a predictor, its encoder's words, the tokens that it reads, and how many of them are the last.
 
     None where it has no such file.
 
@@ -208,10 +208,10 @@ def kept_graph(folder: Path) -> tuple[Path, Path | None, int, int] | None:
 
 
 def load_graph(folder: Path, run: Runner) -> GraphPredictor:
-    """A predictor that :func:`save` wrote; ``run`` evaluates its graph.
+    """Load a predictor that :func:`save` wrote; ``run`` evaluates its graph.
 
     Raises:
-        DataError: There is none, or it is damaged.
+        DataError: There is no predictor, or it is damaged.
     """
     document = _described(folder)
     numbers = _numbers(folder, ("cuts", "class_tokens"))
@@ -228,14 +228,14 @@ def _numbers(folder: Path, names: Sequence[str] = ()) -> dict[str, FloatArray]:
 
 
 def load(folder: Path, encoder: Encoder | None) -> TrainedPredictor:
-    """A predictor that :func:`save` wrote.
+    """Load a predictor that :func:`save` wrote.
 
     Args:
         folder: Where it is.
         encoder: The one it was trained with; see ``encoder`` in its predictor.json, and :func:`kept_words`.
 
     Raises:
-        DataError: There is none, it is damaged or of another version, or it needs another encoder.
+        DataError: There is no predictor, it is damaged or of another version, or it needs another encoder.
     """
     document = _described(folder)
     numbers = _numbers(folder)

@@ -73,9 +73,10 @@ class TrainedPredictor:
         return self.model.scores(features_of(prompt, self.encoder))
 
     def look(self, prompt: str) -> tuple[FloatArray, FloatArray | None]:
-        """The scores, and what the prompt means: the encoder's numbers less their mean.
+        """The scores, and the prompt's embedding: the encoder's numbers less their mean.
 
-        None without an encoder and from word vectors: their mean is nearly equal for prompts of opposite meaning.
+        The embedding is None without an encoder and from word vectors: their mean is nearly equal for prompts of
+        opposite meaning.
         """
         features = features_of(prompt, self.encoder)
         embedding = None
@@ -147,7 +148,7 @@ def read_answers(files: Sequence[Path], instructions: Sequence[Path]) -> Trainin
         instructions: Parquet files with ``instruction_id`` and ``instruction``.
 
     Raises:
-        DataError: A column is missing or holds what it should not, or an answer's prompt is in no file.
+        DataError: A column is missing or contains an invalid value, or an answer's prompt is in no file.
     """
     texts: dict[int, str] = {}
     for file in instructions:
@@ -249,8 +250,8 @@ def evaluate(
     Args:
         predictor: What is judged.
         log: The answers to score it on.
-        trained_on: The prompts it was trained on, to say how many are not new to it.
-        look: How it is asked, as :meth:`TrainedPredictor.look`; left out, by its numbers.
+        trained_on: The prompts it was trained on, to count those that are not new to it.
+        look: Scores a prompt, as :meth:`TrainedPredictor.look`; that method when not given.
     """
     look = look or predictor.look
     spent_ms, scores = np.empty(len(log.prompts)), []

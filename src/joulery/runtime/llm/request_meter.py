@@ -1,4 +1,4 @@
-"""Charges requests of language models: reads this machine's meters whenever a request begins or ends.
+"""Charge requests of language models: read this machine's meters whenever a request begins or ends.
 
 A board renews its energy counter ten times a second, and a reading takes milliseconds (an H100: 2.9 ms, measured). Such
 meters are read five times a second while requests run; what a request did after the last reading is charged ahead.
@@ -25,7 +25,7 @@ _SLOW_S = 0.05
 """A board whose counter is renewed less often than this is read no oftener than every :data:`_UPDATES` renewals."""
 _UPDATES = 2
 _LATEST_READINGS = 3
-"""Readings from which a device's power of late is taken."""
+"""Readings from which a device's recent power is taken."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class _Source:
 
     @property
     def renewed_s(self) -> float:
-        """Interval at which it has something new; 0 for a meter that is read whenever it is asked."""
+        """Interval at which the meter has a new value, s; 0 for a meter that is read every time."""
         channels = self.meter.channels
         if any(_of_cpus(channel) for channel in channels):
             return 0.0
@@ -140,25 +140,25 @@ class RequestMeter:
         return tuple(device for device in self._engines[engine].devices if device not in read)
 
     def quality(self, engine: str) -> Quality:
-        """Quality of its joules."""
+        """Quality of an engine's joules."""
         found = [channel.quality for channel in self._channels() if self._sees(engine, channel)]
         return weakest(found) if found else Quality.ASSUMED
 
     def began(self, engine: str, number: int, whole_tokens: float = 0.0) -> None:
-        """An engine has got a request; ``whole_tokens`` as in :meth:`TokenBook.began`."""
+        """Record that an engine has got a request; ``whole_tokens`` as in :meth:`TokenBook.began`."""
         self._settle(_UPDATES if self._book.busy(engine) else 1)
         self._book.began(engine, number, whole_tokens)
 
     def moved(self, engine: str, number: int, *, read: int = 0, written: int = 0) -> None:
-        """An engine has read or generated tokens of a request."""
+        """Record that an engine has read or generated tokens of a request."""
         self._book.moved(engine, number, read=read, written=written)
 
     def share_engine(self, engine: str, own_ratio: float) -> None:
-        """From now on this share of an engine's joules is its requests'; other clients' part is unattributed."""
+        """Set the share of an engine's joules that is its requests' from now on; the rest is unattributed."""
         self._book.share_engine(engine, own_ratio)
 
     def ended(self, engine: str, number: int) -> EnergyShare | None:
-        """An engine has finished a request. Returns the request's share; None where unknown."""
+        """Record that an engine has finished a request. Returns the request's share; None where unknown."""
         self._settle(_UPDATES if self._book.can_charge_ahead(engine, number) else 0)
         energy_j, carbon_g = self._book.ended(engine, number, self._unread_j(self._engines[engine]))
         return None if energy_j is None else EnergyShare(energy_j, carbon_g, self.quality(engine))
@@ -179,7 +179,7 @@ class RequestMeter:
         self._book.settle(reading.total_j, reading.idle_j, engines_j, g_per_j, lasts_s)
 
     def _read_seldom(self, engine: _Metered) -> bool:
-        """Whether a reading of its devices covers many steps already."""
+        """Whether a reading of an engine's devices covers many steps."""
         return any(source.renewed_s > 0 for source in self._sources_of(engine))
 
     def _unread_j(self, engine: _Metered) -> float:
@@ -208,7 +208,7 @@ class RequestMeter:
         return channel.device in devices if devices else _of_cpus(channel)
 
     def _look(self, now_s: float, renewals: int) -> _Reading:
-        """Energy of every channel that is read now since its last reading, idle energy apart."""
+        """Read the meters that are due; the energy of each channel since its last reading, idle energy apart."""
         busy_s = self._busy_s()
         owned = {device for engine in self._engines.values() for device in engine.devices}
         reading = _Reading(max(0.0, busy_s - self._last_busy_s))

@@ -2,8 +2,8 @@
 
 A request gets a length prediction, waits its turn (shortest predicted first, with aging:
 :mod:`joulery.policies.ordering`), is answered by the engine, and is charged its energy. An engine that orders requests
-by priority gets all of them at once, with the predicted key as ``priority``; joulery then keeps no queue of its own.
-An engine that can pause answers is asked to where a waiting request outranks a running one
+by priority gets all of them at once, with the predicted key as ``priority``; joulery then keeps no queue of its own. An
+engine that can pause answers pauses a running one when a waiting request outranks it
 (:mod:`joulery.policies.reranking`); the paused answer continues when its turn comes.
 """
 
@@ -48,7 +48,7 @@ class LLMSettings:
         reranking: Revises the order while answers are written, in place of ``aging``; None for an order that stays.
         queue: Most requests that may wait.
         deadline_s: Latest end of an answer after its arrival, for requests that set no shorter limit.
-        retries: How often a request is repeated whose engine died before the client got any of the answer.
+        retries: How often a request is repeated if its engine died before the client got any of the answer.
         slo: The latency SLO that a clock governor keeps; the deadline where it is None.
     """
 
@@ -134,7 +134,7 @@ class LLMService:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no request."""
+        """Whether the service has no request."""
         return not self._tasks
 
     @property
@@ -200,12 +200,12 @@ class LLMService:
         return round(1000 * (since_s if aging is None else aging.size_s(forecast.service_s) + aging.rate * since_s))
 
     def register(self, task: GenerationTask) -> None:
-        """A task's events are being read."""
+        """Add a task whose events are being read."""
         self._tasks[task.number] = task
         self.changed()
 
     def unregister(self, task: GenerationTask) -> None:
-        """A task has ended."""
+        """Remove a task that has ended."""
         del self._tasks[task.number]
         self.changed()
 
@@ -224,7 +224,7 @@ class LLMService:
             self.slots.release(task)
 
     def count_tokens(self, number: int, *, read: int = 0, written: int = 0) -> None:
-        """The engine has read or generated tokens of a request."""
+        """Count tokens that the engine has read or generated for a request."""
         self.reports.generated(written)
         if self._meter is not None:
             self._meter.moved(self.name, number, read=read, written=written)
@@ -238,7 +238,7 @@ class GenerationTask:
         forecast: Its predicted length and service time.
         cost: What it cost; set when its events have ended.
         started: Whether the engine has begun to answer.
-        paused: Whether its answer was interrupted and waits for a slot to go on.
+        paused: Whether its answer was interrupted and waits for a slot to continue.
         number: Its number at this service.
         arrival_s, asked_s: Its arrival in Unix seconds and on the service's clock.
         start_s: Its latest start in the engine, Unix seconds; NaN before that.
@@ -289,7 +289,7 @@ class GenerationTask:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds that it is still expected to take in the engine: under re-ranking by what was written so far."""
+        """Seconds that it is still expected to take in the engine; under re-ranking, by the tokens written so far."""
         service = self._service
         if service.settings.reranking is None:
             return self.forecast.service_s
@@ -305,7 +305,7 @@ class GenerationTask:
         return self._written
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """The engine's messages. A stream of which the client has got a part is never started again.
+        """The engine's messages. A stream is never restarted once the client has got a part of it.
 
         Raises:
             RequestError: The request failed, or its answer broke off.
@@ -339,7 +339,7 @@ class GenerationTask:
             self.cost = self._make_cost()
 
     async def _attempt_once(self, deadline_s: float) -> AsyncGenerator[GenerationEvent, None]:
-        """One attempt: a slot, the engine's events, and the charge; pauses between events where it is outranked."""
+        """Make one attempt: take a slot, yield the engine's events, charge the request; pause while it is outranked."""
         service, engine = self._service, self._service.engine
         await self._take_slot(deadline_s)
         self._attempt += 1
@@ -381,7 +381,7 @@ class GenerationTask:
         self._energy.append(self._service.release_slot(self))
 
     async def _pause(self, deadline_s: float) -> None:
-        """Leave the slot to a request that outranks this one, and wait for the next."""
+        """Give the slot to a request that outranks this one, and wait for the next slot."""
         service = self._service
         began_s, began_work_s = service.now_s(), service.work_clock.now_s()
         self.paused = True
@@ -445,7 +445,7 @@ class GenerationTask:
         service.keep(self.request, usage.completion)
 
     def _work_s(self) -> float:
-        """Its time in the engine, seconds at the highest clock: by what a lower clock costs this engine's work."""
+        """Its time in the engine, converted to seconds at the highest clock by what a lower clock costs this engine."""
         service = self._service
         took_s, worked_s = service.now_s() - self._begun_s, service.work_clock.now_s() - self._begun_work_s
         if took_s <= 0 or worked_s <= 0:

@@ -18,7 +18,7 @@ from joulery.policies.reranking import BacklogHistory, Reranking
 
 
 class Turn(Protocol):
-    """A request as the queue sees it.
+    """A request in the queue or in a slot.
 
     Attributes:
         number: Its number at the service.
@@ -89,7 +89,7 @@ class EngineSlots:
         return len(self._running)
 
     def key_s(self, turn: Turn) -> float:
-        """Sort key now: the smallest key is the next."""
+        """Current sort key of a request; the smallest key is served next."""
         waited_s = self._clock() - turn.asked_s
         if self._reranking is None and self._order is None:
             return -waited_s
@@ -149,7 +149,7 @@ class EngineSlots:
         return True
 
     def rerank(self) -> None:
-        """An answer ended: revise the order of the queue by what is known now."""
+        """Revise the order of the queue after an answer has ended."""
         if self._reranking is None:
             return
         queued = [waiter.turn for waiter in self._waiters.values() if not waiter.admitted.done()]

@@ -30,7 +30,7 @@ _STEP_WINDOW_S = 0.25
 """Least time over which a step is observed, s."""
 _REPORT_LASTS_S, _REPORT_HALF_LIFE_S = 5.0, 10.0
 _LAG_RATIO = 0.05
-"""Tokens that have not arrived yet: a smaller difference from the engine's own count is no other client."""
+"""Share of tokens that may not have arrived yet: a smaller surplus of the engine's count shows no other client."""
 _REPORTS_KEPT = 3
 """Reports over which a surplus must last."""
 _MOST_TOKENS_A_STEP = 16
@@ -70,16 +70,16 @@ class RecentTraffic:
         return late_budget(len(self._latencies_s), late, slo.quantile)
 
     def missed(self) -> None:
-        """A request ended without an answer, at its deadline."""
+        """Count a request that ended at its deadline without an answer."""
         self._latencies_s.append(math.inf)
 
     def arrived(self, at_s: float) -> None:
-        """A request was accepted, Unix seconds."""
+        """Count an accepted request, Unix seconds."""
         self._first_s = at_s if self._first_s is None else self._first_s
         self._arrivals_s.append(at_s)
 
     def answered(self, end_s: float, latency_s: float, work_s: float, energy_j: float | None, tokens: int = 0) -> None:
-        """A request was answered to its end."""
+        """Count a request that was answered to its end."""
         self._served.append(RecentAnswer(end_s, latency_s, work_s, energy_j, tokens))
         self._latencies_s.append(latency_s)
 
@@ -145,11 +145,11 @@ class EngineReports:
         return 1.0 if ratio >= 1.0 - _LAG_RATIO else ratio
 
     def generated(self, tokens: int) -> None:
-        """Tokens of joulery's requests arrived."""
+        """Count tokens of joulery's requests that arrived."""
         self._own += tokens
 
     def add(self, load: EngineLoad | None, own_requests: int = 0) -> None:
-        """A new report; None where there was none.
+        """Add a new report; None is ignored.
 
         Args:
             load: The report.
@@ -188,7 +188,8 @@ class EngineReports:
 class StepObserver:
     """Learns the time of a step of continuous batching from the tokens of all requests as they arrive.
 
-    A step generates one token of each running request, so a step takes the time of all of them over their tokens.
+    A step generates one token of each running request, so the time of a step is the requests' total time over their
+    tokens.
 
     Args:
         times: Learns from each observation.
@@ -213,7 +214,7 @@ class StepObserver:
         return len(self._kv)
 
     def began(self, number: int, prompt_tokens: int) -> None:
-        """The first token of an answer has arrived."""
+        """Record the first token of an answer."""
         if not self._kv:
             self._begin()
         self._advance()
@@ -221,7 +222,7 @@ class StepObserver:
         self._kv_sum += prompt_tokens
 
     def generated(self, number: int, tokens: int) -> None:
-        """Further tokens of an answer have arrived; many at once are a whole answer, which shows no steps."""
+        """Record further tokens of an answer; many at once are a whole answer, which shows no steps."""
         if number not in self._kv:
             return
         if tokens > _MOST_TOKENS_A_STEP:
@@ -236,7 +237,7 @@ class StepObserver:
             self._observe(seconds)
 
     def ended(self, number: int) -> None:
-        """An answer has ended, or broken off."""
+        """Record the end of an answer, complete or not."""
         self._advance()
         self._kv_sum -= self._kv.pop(number, 0.0)
 

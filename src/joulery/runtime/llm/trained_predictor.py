@@ -1,4 +1,4 @@
-"""A trained length predictor as the forecaster asks it: one head, and what the prompt means."""
+"""Adapt one head of a trained length predictor to the forecaster."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The load generator: requests sent to a gateway over HTTP at times fixed beforehand, from a process of its own.
 
-Arrivals are open-loop: a request is due at its time, independent of those before it, and its latency counts from
-then, so a server that stalls cannot hide it (no coordinated omission). ``python -m joulery.runtime.load --help`` is the
-process; :func:`start` starts it for a plan, :func:`read_outcomes` reads what it wrote.
+Arrivals are open-loop: a request is due at its time, independent of those before it, and its latency counts from then,
+so a server that stalls cannot hide its delay (no coordinated omission). ``python -m joulery.runtime.load --help``
+describes the process; :func:`start` starts it for a plan, :func:`read_outcomes` reads the file that it wrote.
 """
 
 from joulery.runtime.load.load_plan import LoadPlan, constant_times_s, poisson_times_s

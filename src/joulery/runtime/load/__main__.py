@@ -1,6 +1,7 @@
 """``python -m joulery.runtime.load``: send one load, write its outcomes, print their summary as one line of JSON.
 
-SIGTERM and SIGINT end it early, with what it has. With ``--parent`` it does the same when that process ends.
+SIGTERM and SIGINT end it early, with the outcomes so far. With ``--parent`` the end of the parent process does the
+same.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the process; its exit code."""
+    """Run the load and return the exit code of the process."""
     options = _options(arguments)
     parent = options.pop("parent")
     if parent is not None:

@@ -17,29 +17,29 @@ MAX_REQUESTS = 5_000_000
 """A plan of more requests is refused: all outcomes are held in memory until the end."""
 
 MAX_CONNECTIONS = 4096
-"""Connections that a load may open where its plan names no other number: so many requests at once stay open-loop."""
+"""Default limit of connections: up to this number of simultaneous requests, a load stays open-loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """One load.
+    """Parameters of one load.
 
     Attributes:
         url: The gateway, such as ``http://127.0.0.1:8080``.
         service: The service to call.
-        inputs: An ``.npz`` file: arrays of equal length by input name; a request sends a row, batch dimension 1. Of a
+        inputs: An ``.npz`` file: arrays of equal length by input name; a request sends a row, batch dimension 1. For a
             language model a JSON file: a list of prompts.
         out: The Parquet file to write.
         rate_rps: Mean rate; with ``poisson`` exponential gaps, else equal ones. None with ``times``.
-        poisson: Which of the two.
+        poisson: Whether the gaps are exponential; else they are equal.
         times: A ``.npy`` file of arrival times in seconds from the start, instead of a rate.
         duration_s: How long to send.
         seed: Seed of the gaps.
-        connections: How many requests may be under way at once; more wait here, their latency counts, and the outcomes
-            say how many had to wait.
-        timeout_s: How long to wait for an answer once it is sent.
-        binary: Send and ask for tensors in binary; else in JSON.
-        max_tokens: Tokens to ask a language model for at most; None where the service takes tensors.
+        connections: How many requests may run at once. Further requests wait; the wait counts towards their latency,
+            and the outcomes report how many had to wait.
+        timeout_s: How long to wait for an answer once a request is sent.
+        binary: Send and request tensors in binary; else in JSON.
+        max_tokens: Most tokens to request from a language model; None where the service takes tensors.
         certificate: PEM file of the gateway's certificate, the only one that is trusted; None for those that this
             machine trusts.
         slo_s: Latency above which an answer is late; None for no SLO.
@@ -82,7 +82,7 @@ class LoadPlan:
 
         Raises:
             ConfigError: There are more than ``MAX_REQUESTS``.
-            DataError: The file of times does not hold such times.
+            DataError: The file of times cannot be read, or does not contain such times.
         """
         if self.closed:
             return np.zeros(0)
@@ -115,7 +115,7 @@ def constant_times_s(rate_rps: float, duration_s: float) -> FloatArray:
 
 
 def bodies_of(plan: LoadPlan) -> tuple[str, list[tuple[bytes, int | None]]]:
-    """Path of the requests, and their bodies as :func:`read_bodies` has them.
+    """URL path of the requests, and their bodies as :func:`read_bodies` returns them.
 
     Raises:
         DataError: The inputs cannot be read.
@@ -129,7 +129,7 @@ def read_prompts(path: str, model: str, max_tokens: int) -> list[tuple[bytes, in
     """A chat request for every prompt of a JSON file.
 
     Raises:
-        DataError: No such file, or it holds no list of texts.
+        DataError: The file cannot be read, or is not a list of texts.
     """
     try:
         prompts = orjson.loads(Path(path).read_bytes())
@@ -145,7 +145,7 @@ def read_bodies(path: str, *, binary: bool) -> list[tuple[bytes, int | None]]:
     """The request body of every row of an ``.npz`` file, and the length of its JSON part when there is binary data.
 
     Raises:
-        DataError: No such file, or its arrays differ in length, or hold what the protocol cannot carry.
+        DataError: The file cannot be read, its arrays differ in length, or the protocol does not support their type.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -212,4 +212,4 @@ PROMPTS = (
     "Describe, step by step, how to change the tyre of a car on a slope, and what could go wrong at each step.",
     "Write a page of a story that begins with the words: the lighthouse had been sold, and the keeper did not know.",
 )
-"""Prompts where the site file names none: they ask for a word, a sentence, a list or a page."""
+"""Prompts where the site file names none: they request a word, a sentence, a list or a page."""

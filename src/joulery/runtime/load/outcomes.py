@@ -13,14 +13,14 @@ from joulery.domain.errors import DataError
 
 ANSWERED, UNSENT, ABANDONED = "answered", "unsent", "abandoned"
 DELAY_S = 0.05
-"""A request that is sent so much later than it was due had to wait for a connection, or for the generator."""
+"""A request sent this many seconds or more after it was due had to wait for a connection or for the generator."""
 _TEXTS = ("error", "variant", "quality")
 _TIMES = ("intended_s", "sent_s", "end_s", "energy_j", "carbon_g")
 _NAN = float("nan")
 
 
 class Outcomes:
-    """A row a request, in the order of their times.
+    """Outcomes of the requests of a load: one row for each request, in the order of their times.
 
     Columns: ``input`` (row of the inputs), ``intended_s``, ``sent_s``, ``end_s`` (Unix seconds; NaN where that never
     happened), ``status`` (HTTP; 0 without an answer), ``error`` (``answered``, ``timeout``, ``refused``, ``reset``;
@@ -38,7 +38,7 @@ class Outcomes:
         return len(self.input)
 
     def add(self, which: int, intended_s: float) -> int:
-        """A request is due; its row."""
+        """Add a request that is due; return its row."""
         self.input.append(which)
         self.status.append(0)
         for name in _TIMES:
@@ -55,12 +55,12 @@ class Outcomes:
 
     @property
     def latency_s(self) -> FloatArray:
-        """From when it was due to its answer, float64[n]; NaN without one."""
+        """Seconds from a request's due time to its answer, float64[n]; NaN without an answer."""
         answered = np.array([error == ANSWERED for error in self.texts["error"]], bool)
         return np.where(answered, self.column("end_s") - self.column("intended_s"), _NAN)
 
     def summary(self, slo_s: float = _NAN) -> dict[str, Any]:
-        """Counts, and quantiles of the latency of what was answered with 200.
+        """Counts of outcomes, and latency quantiles of the requests answered with 200.
 
         ``sent`` is ``answered`` (200), ``failed`` (any other answer, a timeout, a lost connection; ``refused`` of them
         with 429) and ``abandoned`` (sent, and without an answer when the load was stopped). ``late`` are those of
@@ -124,10 +124,10 @@ class Outcomes:
 
 
 def read_outcomes(path: Path) -> Outcomes:
-    """The outcomes that ``Outcomes.write`` wrote.
+    """Read the outcomes that ``Outcomes.write`` wrote.
 
     Raises:
-        DataError: There is no such file, or it holds something else.
+        DataError: The file cannot be read, or contains something else.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,4 +1,4 @@
-"""The load generator as a process: started, ended early if need be, its outcome read."""
+"""Start, await and end the process of the load generator."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from joulery.runtime.process import part_environment, process_command
 TOKEN = "JOULERY_TOKEN"
 """Environment variable with the bearer token: command lines can be read by everyone."""
 END_S = 10.0
-"""Time limit for a load that was asked to end to write its outcomes."""
+"""Seconds that a load has to write its outcomes after it was requested to end."""
 _COUNTS = ("planned", "sent", "answered", "failed", "refused", "abandoned", "late", "delayed")
 
 
 def command(plan: LoadPlan, parent: int) -> tuple[str, ...]:
     """The command line of a process that sends ``plan`` and ends when its parent ``parent`` does.
 
-    It prints the summary of its outcomes, one JSON object, and ends early, with what it has, on SIGTERM.
+    The process prints the summary of its outcomes, one JSON object. On SIGTERM it ends early, with the outcomes so far.
     """
     fields = orjson.dumps(plan).decode()
     return process_command("joulery.runtime.load", "--plan", fields, "--parent", str(parent))
 
 
 def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:
-    """Start that process as a child of this one, in a process group of its own: Ctrl-C is for the caller."""
+    """Start the load generator as a child in its own process group, so that Ctrl-C reaches only the caller."""
     environment = {name: value for name, value in os.environ.items() if name != TOKEN}
     if token is not None:
         environment[TOKEN] = token
@@ -50,7 +50,7 @@ def start(plan: LoadPlan, token: str | None = None) -> subprocess.Popen[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Measurements of the client.
+    """Result of a load, as measured by the client.
 
     Attributes:
         requests: Requests that were due.
@@ -90,7 +90,7 @@ class LoadResult:
 
     @classmethod
     def together(cls, results: Sequence[LoadResult]) -> LoadResult:
-        """Several loads; a quantile only of a single one."""
+        """Combine the results of several loads; the quantile is kept only for a single one."""
         return cls(
             p95_s=results[0].p95_s if len(results) == 1 else math.nan,
             cpu_s=math.fsum(result.cpu_s for result in results) if results else math.nan,
@@ -99,13 +99,13 @@ class LoadResult:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready; what is not known is null."""
+        """The result as a JSON-ready dictionary; unknown numbers are null."""
         document: dict[str, Any] = known_numbers({**asdict(self), "unsent": self.unsent})
         return document
 
 
 class Load:
-    """A load generator that runs.
+    """A running load generator.
 
     Args:
         process: Its process.
@@ -116,10 +116,10 @@ class Load:
         self._ended = False
 
     async def wait(self) -> LoadResult:
-        """Wait until it has ended.
+        """Wait until the load generator has ended; return its result.
 
         Raises:
-            ActuationError: It failed; the reason is on standard error.
+            ActuationError: The load generator failed; the reason is on standard error.
         """
         output, status, cpu_s = await asyncio.to_thread(self._reap)
         try:
@@ -133,7 +133,7 @@ class Load:
         return LoadResult(p95_s=p95_s, cpu_s=cpu_s, **numbers)
 
     def end(self) -> None:
-        """Ask it to send nothing more; killed if that takes too long. Safe to call twice."""
+        """End the load early; the process is killed if that takes too long. Safe to call twice."""
         if self._ended or self._process.returncode is not None:
             return
         self._ended = True
@@ -145,7 +145,7 @@ class Load:
             self._process.kill()
 
     def _reap(self) -> tuple[bytes, int, float]:
-        """Its output, its exit status and its CPU time."""
+        """Wait for the process; return its output, its exit code and its CPU seconds."""
         process = self._process
         assert process.stdout is not None
         with process.stdout:

@@ -1,4 +1,4 @@
-"""Sends requests at their times over a bounded number of kept connections, and records the outcome of each."""
+"""Send requests at their times over a limited number of persistent connections, and record the outcome of each."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _NUMBERS = {b"x-joulery-energy-j": "energy_j", b"x-joulery-carbon-g": "carbon_g"
 
 
 class Sender:
-    """One load on one event loop.
+    """Sends one load on one event loop.
 
     Args:
         url: The gateway.
-        path: Where on it.
+        path: URL path of the requests.
         bodies: Request bodies with the length of their JSON part, sent in turn.
-        connections: How many at once.
+        connections: Most connections at once.
         timeout_s: How long to wait for an answer.
         token: Bearer token; None for none.
         certificate: PEM file of the only certificate that is trusted; None for those that this machine trusts.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: ``url`` is not the address of a gateway, or the certificate cannot be read.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Sender:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, times_s: FloatArray) -> None:
-        """Send one request at each of ``times_s`` from now on, and wait for what is under way."""
+        """Send one request at each of ``times_s`` from now on, and wait for the running requests."""
         start_s = time.monotonic()
         for index, due_s in enumerate(times_s.tolist()):
             await self._sleep(start_s + due_s - time.monotonic())
@@ -90,12 +90,12 @@ class Sender:
         await self._finish()
 
     def stop(self) -> None:
-        """Send nothing more, wait for nothing more."""
+        """Stop sending requests and stop waiting for answers."""
         self._stopped.set()
         self._idle.set()
 
     def answered(self, connection: _Connection, row: int, status: int, reusable: bool) -> None:
-        """A connection has its answer."""
+        """Record an answer, and free or close its connection."""
         self.outcomes.status[row] = status
         self.ended(row, ANSWERED)
         if reusable:
@@ -105,7 +105,7 @@ class Sender:
         self._send_due()
 
     def ended(self, row: int, error: str) -> None:
-        """A request is over."""
+        """Record the end of a request."""
         now_s = time.monotonic()
         self.outcomes.texts["error"][row] = error
         self.outcomes.numbers["end_s"][row] = now_s + self._unix_s
@@ -113,14 +113,14 @@ class Sender:
             self._next_closed()
 
     def lost(self, connection: _Connection) -> None:
-        """A connection is gone."""
+        """Remove a closed connection."""
         self._open.discard(connection)
         if connection in self._free:
             self._free.remove(connection)
         self._send_due()
 
     async def _sleep(self, seconds: float) -> None:
-        """Until then, or until ``stop``; short ones are slept through."""
+        """Sleep for a time or until ``stop``; short sleeps are not interrupted."""
         if seconds < _SHORT_S:
             await asyncio.sleep(max(0.0, seconds))
             return
@@ -129,13 +129,13 @@ class Sender:
                 await self._stopped.wait()
 
     def _next_closed(self) -> None:
-        """The next request of a closed loop is due now."""
+        """Queue the next request of a closed loop, due now."""
         if not self._stopped.is_set() and len(self.outcomes) < MAX_REQUESTS:
             which = len(self.outcomes) % len(self._requests)
             self._due.append(self.outcomes.add(which, time.monotonic() + self._unix_s))
 
     def _send_due(self) -> None:
-        """Hand what is due to free connections; open more where there are too few."""
+        """Send due requests over free connections; open more connections where there are too few."""
         while self._due and self._free:
             row = self._due.popleft()
             self.outcomes.numbers["sent_s"][row] = time.monotonic() + self._unix_s
@@ -151,7 +151,7 @@ class Sender:
             self._idle.clear()
 
     async def _connect(self) -> None:
-        """One more connection, or a failure for the request that waits for it."""
+        """Open one more connection; on failure, end a waiting request as refused."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -169,7 +169,7 @@ class Sender:
         self._send_due()
 
     async def _finish(self) -> None:
-        """Wait for everything under way, no longer than a request may take."""
+        """Wait for the running requests, at most twice the request timeout, then close all connections."""
         self._send_due()
         if not self._stopped.is_set():
             with suppress(TimeoutError):
@@ -202,37 +202,37 @@ class _Connection(asyncio.Protocol):
         self._transport.writelines(pieces)
 
     def close(self) -> None:
-        """End it, with the request it carries."""
+        """Abort the connection, with the request that it carries."""
         if self._transport is not None:
             self._transport.abort()
 
     def abandon(self) -> None:
-        """End it; the request it carries is abandoned."""
+        """Close the connection and mark its request as abandoned."""
         if self._row >= 0:
             self._sender.ended(self._row, ABANDONED)
             self._release()
         self.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: it is open."""
+        """Handle the opened connection (asyncio callback)."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: a part of an answer."""
+        """Handle a part of an answer (asyncio callback)."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: it is gone."""
+        """Handle the end of the connection (asyncio callback)."""
         if self._row >= 0:
             self._sender.ended(self._row, "reset")
             self._release()
         self._sender.lost(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools: a header of the answer."""
+        """Handle a header of the answer (httptools callback)."""
         name = name.lower()
         if name in _HEADERS:
             self._sender.outcomes.texts[_HEADERS[name]][self._row] = value.decode("latin-1")
@@ -240,7 +240,7 @@ class _Connection(asyncio.Protocol):
             self._sender.outcomes.numbers[_NUMBERS[name]][self._row] = float(value)
 
     def on_message_complete(self) -> None:
-        """httptools: the answer is there."""
+        """Handle the end of the answer (httptools callback)."""
         row, reusable = self._row, self._parser.should_keep_alive()
         self._release()
         self._sender.answered(self, row, self._parser.get_status_code(), reusable)
@@ -268,7 +268,7 @@ def _request(host: str, path: str, token: str | None, body: bytes, json_bytes: i
 
 
 def _tls(certificate: str | None) -> ssl.SSLContext:
-    """TLS verification of the gateway: by its very certificate, whatever name is in there, else as browsers do.
+    """TLS context that trusts only the given certificate, whatever its host name, or else what this machine trusts.
 
     Raises:
         ConfigError: The certificate cannot be read.

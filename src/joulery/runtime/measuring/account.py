@@ -1,4 +1,4 @@
-"""Account a measured run: readings in, footprint and report out, at its end or again later."""
+"""Account a measured run, at its end or again later: compute its footprint and report from its readings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Basis:
     Attributes:
         power: Power of every channel, as steps.
         busy: Busy times by device.
-        t0_s, t1_s: The run, Unix seconds.
+        t0_s, t1_s: Start and end of the run, Unix seconds.
         exclusive: Devices the run had to itself.
         carbon: The intensity; None when it is not known.
         terms: Terms of the charge.
@@ -114,13 +114,13 @@ class Account:
 def account(
     readings: RunReadings, span: Span, terms: Terms, source: CarbonSource | None, notes: tuple[str, ...] = ()
 ) -> Account:
-    """Charge a run for its readings.
+    """Compute the charge of a run from its readings.
 
     Args:
         readings: What the meters read.
-        span: When it ran.
-        terms: On what terms.
-        source: Where the intensity comes from; None for no grams.
+        span: Start and end of the run.
+        terms: Terms of the charge.
+        source: Source of carbon intensity; None for no grams.
         notes: Further remarks for the report.
     """
     t0_s, t1_s = _window(readings, span)
@@ -178,11 +178,11 @@ def _account(
 def intensity(
     source: CarbonSource | None, t0_s: float, t1_s: float, at_s: float | None
 ) -> tuple[CarbonSeries | None, str | None]:
-    """The intensity during a run, and why it is not known where it is not.
+    """The carbon intensity during a run; where it is not known, None and the reason.
 
     Args:
-        source: Where it comes from.
-        t0_s, t1_s: The run, Unix seconds.
+        source: Source of carbon intensity.
+        t0_s, t1_s: Start and end of the run, Unix seconds.
         at_s: When the run is taken to have started instead; the series is moved to ``t0_s`` and labelled assumed.
     """
     if source is None:
@@ -198,7 +198,7 @@ def intensity(
 
 
 def moved(series: CarbonSeries, by_s: float) -> CarbonSeries:
-    """A series as if it had been so many seconds later; assumed, whatever it was."""
+    """A series shifted later by ``by_s`` seconds; its quality becomes assumed."""
     return CarbonSeries(
         series.zone,
         series.edges_s + by_s,
@@ -216,11 +216,11 @@ def account_again(run: Run, source: CarbonSource | None, *, regardless: bool = F
 
     Args:
         run: A run of kind ``measure``.
-        source: Where the intensity comes from, where the run does not keep it; None for no grams.
-        regardless: Ask the source although the run keeps an intensity: the same joules on another grid.
+        source: Source of carbon intensity, where the run does not keep it; None for no grams.
+        regardless: Use the source although the run keeps an intensity: the same joules on another grid.
 
     Raises:
-        DataError: It is no such run, it was killed before the command started, or its files are damaged.
+        DataError: The run is of another kind, it was killed before the command started, or its files are damaged.
     """
     from joulery.store.run.intensity import read_intensity
 
@@ -275,7 +275,7 @@ def _completed(busy: Mapping[str, BusyTimes], cpu_s: float) -> dict[str, BusyTim
 
 
 def busy_together(sockets: list[BusyTimes]) -> BusyTimes:
-    """Busy times of the whole machine, of those of its sockets, read at the same moments."""
+    """Busy times of the whole machine: the sum of those of its sockets, read at the same moments."""
     return BusyTimes(
         sockets[0].edges_ns,
         np.sum([times.app_s for times in sockets], axis=0),

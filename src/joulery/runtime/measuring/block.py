@@ -1,8 +1,8 @@
 """Measure a block of Python: joules and grams, read by a sampler in a process of its own.
 
-What only the end of a block needs (numpy, the account) is imported while the sampler starts, beside it: the first block
-of a program waits for the longer of the two, not for both. A block without a run directory keeps nothing and writes
-nothing but the sampler's readings.
+Modules that are needed only at the end of a block (numpy, the account) are imported while the sampler starts: the first
+block of a program waits for the longer of the two, not for both. A block without a run directory keeps nothing and
+writes nothing but the sampler's readings.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Measurement:
     """A measured block of Python; its footprint is known when the block has ended.
 
     Attributes:
-        path: Its run directory; None when none was asked for.
+        path: Its run directory; None when none was requested.
     """
 
     _keeps_more = False
-    """Whether further results go through a run directory, a temporary one where none was asked for."""
+    """Whether further results go through a run directory, a temporary one where none was requested."""
 
     def __init__(
         self, settings: Settings, terms: Terms, source: CarbonSource | None, owner: str | None, out: Path | None
@@ -118,7 +118,7 @@ class Measurement:
         return str(self) if self._account is None else self.footprint._repr_html_()
 
     def _run_directory(self, folder: Path) -> RunWriter | None:
-        """The run directory; None where nothing is kept."""
+        """Create the run directory; None where nothing is kept."""
         if self.path is None and not self._keeps_more:
             return None
         from joulery.store.run.directory import create_run
@@ -135,7 +135,7 @@ class Measurement:
         return None
 
     def _keep_more(self) -> Callable[[RunWriter, Account, RunReadings], None] | None:
-        """Keeps further results at the end of the block; None for none."""
+        """A function that keeps further results at the end of the block; None for none."""
         return None
 
     @property
@@ -167,7 +167,7 @@ class Measurement:
 
 
 def _remove(folder: str, pid: int) -> None:
-    """Delete the temporary folder of a block; a fork of its process leaves it alone when it ends."""
+    """Delete the temporary folder of a block; does nothing in a fork of its process."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Place of a process in its job, from its launcher's environment variables: its node, and its task there."""
+"""Find the place of a process in its job, its node and task, from its launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DETACHED = {
 
 @dataclass(frozen=True, slots=True)
 class JobPlace:
-    """A process of a job.
+    """Place of a process in a job.
 
     Attributes:
         node: Number of its node, from 0.
         nodes: Nodes of the job.
         task: Its number among the tasks that the launcher started on this node, from 0.
-        tasks: How many these are.
+        tasks: Number of tasks that the launcher started on this node.
         name: Name of the job; empty where the launcher gives none.
     """
 
@@ -41,11 +41,11 @@ class JobPlace:
 
     @property
     def folder(self) -> str:
-        """Folder of this node's run in that of the job."""
+        """Name of this node's folder in the job's folder."""
         return f"node-{self.node}"
 
     def as_dict(self) -> dict[str, int | str]:
-        """As kept in the manifest of a run."""
+        """The fields kept in the manifest of a run."""
         return {"name": self.name, "node": self.node, "nodes": self.nodes}
 
 
@@ -57,10 +57,10 @@ def job_place(environment: Mapping[str, str], stated: str | None = None) -> JobP
 
     Args:
         environment: The environment of the process.
-        stated: ``K/N``, node K of N as the user states it; None for what the launcher says.
+        stated: ``K/N``, node K of N as the user states it; None to use the launcher's variables.
 
     Raises:
-        ConfigError: ``stated`` is no such text.
+        ConfigError: ``stated`` does not have that form, or K is not below N.
     """
     found = _of_torchrun(environment) or _of_slurm(environment) or ALONE
     if stated is None:
@@ -91,7 +91,7 @@ def _of_slurm(environment: Mapping[str, str]) -> JobPlace | None:
 
 
 def _tasks_of(text: str, node: int) -> int:
-    """Tasks of a node by Slurm's list, such as ``2(x3),1``; 1 where it says nothing."""
+    """Tasks of a node by Slurm's list, such as ``2(x3),1``; 1 where the list does not state it."""
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:

@@ -2,7 +2,7 @@
 
 The command gets the caller's standard streams, open files, environment, terminal and signal mask. Signals sent to this
 process are passed on; those the terminal sends to the whole foreground group reach the command by themselves and are
-not sent twice. Its exit code is answered as a shell would: 128 + n when signal n killed it, 127 when there is no such
+not sent twice. Its exit code is reported as by a shell: 128 + n when signal n killed it, 127 when there is no such
 command, 126 when it may not be run.
 """
 
@@ -39,7 +39,7 @@ class LaunchOutcome:
     """Outcome of a command.
 
     Attributes:
-        exit_code: As a shell would say it.
+        exit_code: Exit code, as a shell reports it.
         started_ns, ended_ns: On the monotonic clock.
         cpu_s: CPU seconds of the command and every descendant that was waited for.
         error: Reason why it never ran; None when it did.
@@ -66,9 +66,9 @@ def run_command(
 
     Args:
         argv: The command and its arguments; looked up in PATH.
-        in_child: Called in the child before the command takes its place; must not raise.
+        in_child: Called in the child before the command is executed; must not raise.
         started: Called with the process id and the monotonic nanoseconds of the start.
-        not_ours: Children of this process that another part waits for.
+        not_ours: Children of this process that are waited for elsewhere.
         environment: Of the command; this process's own when not given.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -112,7 +112,7 @@ def _spawn(
 
 
 def _attend(pid: int, not_ours: frozenset[int]) -> tuple[int, float]:
-    """Pass signals on until the command has ended; its wait status, and the CPU seconds of all that were waited for."""
+    """Pass signals on until the command has ended; return its wait status and the CPU seconds of reaped processes."""
     cpu_s = 0.0
     while True:
         info = signal.sigwaitinfo(_FORWARDED | {signal.SIGCHLD})
@@ -144,13 +144,13 @@ def _orphans(known: frozenset[int]) -> list[int]:
 
 
 def _discard_pending() -> None:
-    """Signals that came for the command too late to be passed on are not ours to die of."""
+    """Discard signals that arrived too late to be passed on, so that they do not end this process."""
     while signal.sigtimedwait(_FORWARDED | {signal.SIGCHLD}, 0) is not None:
         pass
 
 
 def become(argv: Sequence[str]) -> tuple[int, str]:
-    """Replace this process by a command, unmeasured; where that fails, the exit code and the reason."""
+    """Replace this process by a command, unmeasured; if that fails, return the exit code and the reason."""
     try:
         os.execvp(argv[0], list(argv))
     except FileNotFoundError:

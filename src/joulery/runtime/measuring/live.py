@@ -24,12 +24,12 @@ LAG_S = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One stretch of a run.
+    """The charge of one interval of a run.
 
     Attributes:
         start_s, end_s: Unix seconds.
-        run: What the run is charged for it.
-        rest: What of the metered energy the run is not charged: other processes.
+        run: Footprint charged to the run.
+        rest: Metered energy that is not charged to the run: that of other processes.
     """
 
     start_s: float
@@ -44,7 +44,7 @@ class Window:
 
     @property
     def power_band_w(self) -> float:
-        """Half-width of its uncertainty; NaN where nothing was read."""
+        """Half-width of the uncertainty of the mean power; NaN where nothing was read."""
         return (self.run.band_j + self.rest.band_j) / self._metered_s
 
     @property
@@ -57,7 +57,7 @@ class LiveMeters:
     """Follows the files of a sampler.
 
     Attributes:
-        folder: Where it writes.
+        folder: Folder into which the sampler writes.
         pue: Facility energy per IT energy.
     """
 
@@ -68,7 +68,7 @@ class LiveMeters:
     _power: tuple[PowerSteps, ...] = ()
 
     def update(self) -> RunReadings:
-        """Readings of the last half minute.
+        """Read the new samples; return the readings of the last half minute.
 
         Raises:
             DataError: A file is not in the sampler's format.
@@ -82,7 +82,7 @@ class LiveMeters:
         return self._readings
 
     def window(self, start_s: float, end_s: float, carbon: CarbonSeries | None) -> Window:
-        """The charge of a stretch of the last half minute, as :meth:`update` last saw it; idle energy is the run's."""
+        """The charge of an interval of the last half minute by the last :meth:`update`; idle energy is the run's."""
         charged = self._charged(start_s, end_s, carbon)
         return Window(start_s, end_s, charged.run, charged.rest)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from joulery.store.run.readings import RunReadings
 
 RUNS = Path("runs")
-"""Folder of runs that are not given one."""
+"""Default folder of runs."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -44,7 +44,7 @@ class EnterableGroup(Protocol):
 
     @property
     def per_cpu(self) -> bool:
-        """Whether it counts each CPU."""
+        """Whether the group counts the time of each CPU."""
         ...
 
     def enter(self) -> None:
@@ -64,11 +64,11 @@ class RunTracing(Protocol):
     """Records the operations of a run besides its power."""
 
     def folder(self, writer: RunWriter) -> Path:
-        """Folder in which the command records itself."""
+        """Folder into which the command writes its trace."""
         ...
 
     def environment(self, writer: RunWriter) -> Mapping[str, str]:
-        """Environment in which the command records itself into the run."""
+        """Environment in which the command traces its operations into the run."""
         ...
 
     def keep(self, writer: RunWriter, made: Account, readings: RunReadings) -> object:
@@ -81,7 +81,7 @@ class Measured:
     """Outcome of a measured command.
 
     Attributes:
-        exit_code: The command's own, as a shell would say it.
+        exit_code: Exit code of the command, as a shell reports it.
         error: Reason why it never ran; None when it did.
         account: Its account; None when it never ran.
         path: Its run directory; None when it never ran.
@@ -122,9 +122,10 @@ def run_measured(
         owner: Owner of the run.
         out: The run directory; a new one in :data:`RUNS` when not given.
         ended: Called with the exit code as soon as there is one.
-        make_group: Makes a control group for what a process starts; None where none may be made.
+        make_group: Creates a control group for the processes that a process starts; returns None where none may be
+            made.
         tracing: Records the operations too.
-        place: Which part of a job this is; of a job on several nodes each leaves a run in the job's folder.
+        place: Place of this process in a job; in a job on several nodes, each leaves a run in the job's folder.
 
     Raises:
         JouleryError: The folder holds a run or cannot be written, or a named meter cannot be read. Nothing was started.
@@ -158,7 +159,7 @@ def run_measured(
 
 
 def _start(recorder: RunRecorder, place: JobPlace, group: EnterableGroup | None, threads: Path | None) -> None:
-    """Start the sampler: it counts what this process starts or, of several tasks of a node, what their parent does."""
+    """Start the sampler for what this process starts or, with several tasks on a node, for what their parent starts."""
     try:
         named = (str(group.path), group.per_cpu) if group else None
         root = os.getpid() if place.tasks == 1 else os.getppid()
@@ -202,7 +203,7 @@ def _finished(
 
 
 def _refusal(command: str) -> Measured | None:
-    """The answer to a command that cannot be run, found before anything starts."""
+    """The outcome of a command that cannot be run, found before anything starts; None if it can be run."""
     if shutil.which(command) is not None:
         return None
     if os.sep in command and Path(command).exists():
@@ -215,7 +216,7 @@ def _refusal(command: str) -> Measured | None:
 
 
 def _meant(command: str) -> str:
-    """A line that says what was probably meant by a command that does not exist; empty without a guess."""
+    """A line that suggests the intended command where one does not exist; empty without a suggestion."""
     program, _, rest = command.strip().partition(" ")
     if rest and shutil.which(program) is not None:
         return f"\n  it is one word: leave the quotes out, or measure sh -c {shlex.quote(command)}"

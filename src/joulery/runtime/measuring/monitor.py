@@ -32,8 +32,8 @@ class WatchedProcess:
     """One process that is being measured.
 
     Attributes:
-        name: Of the session.
-        process: Its identifier.
+        name: Name of the session.
+        process: Process id.
         path: The run directory.
         started_ns: Monotonic nanoseconds.
     """
@@ -47,11 +47,11 @@ class WatchedProcess:
 
 
 class Monitor:
-    """Sessions of measuring, each with its own sampler and run directory.
+    """Measuring sessions, each with its own sampler and run directory.
 
     Args:
-        folder: Folder of runs that are not given one.
-        settings: How to measure, unless a session says otherwise.
+        folder: Default folder of runs.
+        settings: Default settings of a session.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -66,10 +66,10 @@ class Monitor:
         return tuple(self._watched.values())
 
     def start(self, process: int, *, out: Path | None = None, period_s: float | None = None) -> WatchedProcess:
-        """Start to measure a process and everything it starts; it was read once when this returns.
+        """Start to measure a process and everything it starts; the meters have been read once when this returns.
 
         Args:
-            process: Its identifier.
+            process: Process id.
             out: The run directory; a new one where not given.
             period_s: Time between two readings, seconds.
 
@@ -95,13 +95,13 @@ class Monitor:
         return watched
 
     def read(self, name: str, since_ns: int = 0, *, whole: bool = False) -> Iterator[PowerRow]:
-        """Power so far: of the process and what it started, or of the whole devices.
+        """Power readings so far: of the process and everything it started, or of the whole devices.
 
-        A process has its share of a device by busy time, in intervals of 100 ms; idle power is in no share. The
-        whole devices are given as their meters read them.
+        A process gets its share of a device's power by busy time, in intervals of 100 ms, without idle power. The whole
+        devices are given as their meters read them.
 
         Args:
-            name: Of the session.
+            name: Name of the session.
             since_ns: Only readings after this moment.
             whole: Read the whole devices.
 
@@ -150,7 +150,7 @@ class Monitor:
 
 
 class PowerRow(NamedTuple):
-    """One reading: Unix nanoseconds, device, component, watts or cumulative joules, and how they are known."""
+    """One reading: Unix nanoseconds, device, component, watts or cumulative joules, and their quality."""
 
     t_ns: int
     device: str

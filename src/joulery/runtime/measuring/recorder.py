@@ -1,4 +1,4 @@
-"""A run and the sampler that reads it, from the first reading to the report, with a run directory or without.
+"""Record a run with a sampler, from the first reading to the report, with a run directory or without.
 
 Trouble with measuring is collected as warnings and never raised while something is being measured.
 """
@@ -52,7 +52,7 @@ class RunRecorder:
 
     @property
     def sampler_pid(self) -> int | None:
-        """The sampler's process; None when there is none."""
+        """Process id of the sampler; None when there is none."""
         return self._sampler.pid if self._sampler is not None else None
 
     def start(
@@ -68,10 +68,10 @@ class RunRecorder:
 
         Args:
             root: Root of the process tree that is the run.
-            include_root: Whether its own CPU time is the run's.
+            include_root: Whether the root's own CPU time is the run's.
             group: Control group of the run, and whether it counts CPU by CPU.
             threads: Folder of a traced program, whose threads are read while it records; None for none.
-            meanwhile: Called while the sampler starts, beside it.
+            meanwhile: Called while the sampler starts.
 
         Raises:
             JouleryError: A meter that was named cannot be read.
@@ -100,7 +100,7 @@ class RunRecorder:
             self.warn(f"nothing may be measured: {_sentence(error)}")
 
     def begin(self, at_ns: int, pid: int | None = None) -> None:
-        """Note that the run began, at monotonic nanoseconds."""
+        """Log the start of the run, at monotonic nanoseconds."""
         self._log("started", monotonic_ns=at_ns, t_s=(at_ns + self._unix_offset_ns) / NS_PER_S, pid=pid)
 
     def finish(
@@ -114,15 +114,15 @@ class RunRecorder:
         source: CarbonSource | None,
         keep_more: Callable[[RunWriter, Account, RunReadings], object] | None = None,
     ) -> Account:
-        """Read once more, charge the run, keep everything where it is kept, end the run directory.
+        """Take a last reading, charge the run, and save and close its run directory where there is one.
 
         Args:
-            start_ns, end_ns: When the run was, monotonic nanoseconds.
-            cpu_s: CPU seconds the system says it used.
+            start_ns, end_ns: Start and end of the run, monotonic nanoseconds.
+            cpu_s: CPU seconds of the run as the system reports them.
             exit_code: Of the command; None where there was none.
-            terms: On what terms it is charged.
-            source: Where the carbon intensity comes from; None for no grams.
-            keep_more: Keeps further results, once the power is kept.
+            terms: Terms of the charge.
+            source: Source of carbon intensity; None for no grams.
+            keep_more: Keeps further results; called once the readings are kept.
         """
         from joulery.runtime.measuring.account import account
         from joulery.store.run.readings import RunReadings, read_samples
@@ -152,7 +152,7 @@ class RunRecorder:
         readings: RunReadings,
         keep_more: Callable[[RunWriter, Account, RunReadings], object] | None,
     ) -> None:
-        """Write what was read and what it cost into the run directory, and end it."""
+        """Write the readings and the report into the run directory, and close it."""
         from joulery.store.run.intensity import write_intensity
         from joulery.store.run.readings import save_readings
 
@@ -169,7 +169,7 @@ class RunRecorder:
             self.warn(f"the run is not kept whole: {_sentence(error)}")
 
     def _report_errors(self) -> None:
-        """Report standard error of the sampler, which only a defect of the sampler fills."""
+        """Report the sampler's standard error, which is empty unless the sampler has a defect."""
         with suppress(OSError):  # no sampler was started
             said = (self._samples / "sampler.err").read_text(errors="replace").strip()
             if said:
@@ -189,7 +189,7 @@ class RunRecorder:
             self.warn(_sentence(error))
 
     def abandon(self) -> None:
-        """Delete the run: it never began."""
+        """Stop the sampler and delete the run, which never began."""
         if self._sampler is not None:
             try:
                 self._sampler.stop(timeout_s=1.0)
@@ -202,7 +202,7 @@ class RunRecorder:
             self.warnings.append(_sentence(error))
 
     def warn(self, text: str) -> None:
-        """Collect a warning; it goes to the log too, where that is possible."""
+        """Collect a warning and, where possible, log it."""
         self.warnings.append(text)
         self._log("warning", text=text)
 

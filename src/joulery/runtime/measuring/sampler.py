@@ -1,15 +1,16 @@
 """The sampler: a process that reads meters at a fixed phase and writes the readings to files.
 
 Its program is :mod:`joulery.app.sampler`. The sampler and the measured program do not disturb each other: nothing runs
-in the measured interpreter; ticks lie on an absolute grid, and a late tick is skipped and counted; above a bound on its
-own CPU time the sampler reads what costs most less often and reports that.
+in the measured interpreter; ticks lie on an absolute grid, and a late tick is skipped and counted; above a limit on its
+own CPU time the sampler reads the costliest stream less often and reports that.
 
 It writes ``{"ready": ...}`` to standard output after the first complete reading, ``{"error": ...}`` when it cannot
-start or go on, and ``{"done": ...}`` at the end. It ends on any input, on SIGTERM, and after its parent: standard input
-ends, the kernel sends a signal (``PR_SET_PDEATHSIG``), and the sampler checks the parent, should a fork hold the pipe.
+start or continue, and ``{"done": ...}`` at the end. It ends on any input, on SIGTERM, and after its parent: standard
+input ends, the kernel sends a signal (``PR_SET_PDEATHSIG``), and the sampler checks the parent, in case a fork holds
+the pipe.
 
-Files (:mod:`joulery.store.run.samples`): one a meter, one more for what its devices buffer, ``cpu`` and ``gpu`` (busy
-times), ``threads`` (CPU times while a program records) and ``notes.jsonl``.
+Files (:mod:`joulery.store.run.samples`): one for each meter, one more for the readings that its devices buffer, ``cpu``
+and ``gpu`` (busy times), ``threads`` (CPU times while a program records) and ``notes.jsonl``.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from joulery.store.run.samples import BUFFER_COLUMNS, SUFFIX, Appender, SampleWr
 NS_PER_S = 1_000_000_000
 HOUSEKEEPING_S = 0.2
 CPU_SHARE_S = 0.1
-"""Interval of the CPU busy times: the kernel counts in ticks of 10 ms, so shorter ones say nothing."""
+"""Interval of the CPU busy times: the kernel counts in ticks of 10 ms, so shorter intervals are not informative."""
 GPU_SHARE_S = 1.0
 THREADS_S, THREADS_RATIO = 0.02, 0.01
 """Shortest interval of the CPU times of threads, and the share of one core that reading them may take."""
 RECORDING = ".recording"
-"""End of the names of files that exist while a traced program records: only then its threads are read."""
+"""Suffix of files that exist while a traced program records; its threads are read only then."""
 READS_PER_UPDATE = 5
 """A device that renews its reading every 100 ms is read every 20 ms: a change is stamped to a fifth of its interval."""
 LINGER_UPDATES, LINGER_STEP_S = 2.0, 0.005
@@ -76,10 +77,10 @@ class SampleStream:
         every: Ticks between two readings.
         linger_s: Longest wait at the end for every value to change once more.
         name: Its file's name.
-        slower: Present factor of its interval.
+        slower: Factor by which its interval is currently lengthened.
         due: The next tick at which it is read.
         last: The last record.
-        cost_s: CPU seconds of its readings since the limit last looked.
+        cost_s: CPU seconds of its readings since the last check of the limit.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class ThreadStream(SampleStream):
         self._sweep, self._not_before_ns, self._stamp_ns = 0, 0, 0
 
     def sample(self) -> None:
-        """Read every thread once; nothing while no program records, or too little time passed for its cost."""
+        """Read every thread once; does nothing while no program records, or too soon after a costly reading."""
         now_ns = self._clocks.monotonic_ns()
         if now_ns < self._not_before_ns or not self._recording():
             return
@@ -152,10 +153,10 @@ class BufferStream(SampleStream):
     """Power readings that the devices of a meter have buffered: one record a reading.
 
     Args:
-        meter: Keeps them.
+        meter: Meter whose devices buffer readings.
         offset_ns: Unix minus monotonic nanoseconds.
         writer: Destination of the records.
-        every: Ticks between two looks.
+        every: Ticks between two readings of the buffers.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class BufferStream(SampleStream):
         self._stamp_ns = -1
 
     def sample(self) -> None:
-        """Take what came since the last look. Readings of one moment get stamps a nanosecond apart."""
+        """Record the readings since the last call. Readings of one moment get stamps a nanosecond apart."""
         before_s = self._cpu_s()
         for unix_ns, channel, watts in self._meter.drain():
             self._stamp_ns = max(unix_ns - self._offset_ns, self._stamp_ns + 1)
@@ -190,8 +191,8 @@ class Slowed(NamedTuple):
 class SelfLimit:
     """Slows the sampler down when it takes more than its share of a core.
 
-    The stream whose readings cost most is read half as often; the others keep their pace. NVIDIA's energy counter takes
-    milliseconds of CPU a reading (an H100: 4, measured), the processes on a board microseconds.
+    The stream whose readings cost most is read half as often; the others keep their pace. Reading NVIDIA's energy
+    counter takes milliseconds of CPU (an H100: 4, measured), reading the processes on a board microseconds.
 
     Args:
         max_cpu_ratio: Share of one core.
@@ -205,7 +206,7 @@ class SelfLimit:
         self._wall_ns, self._cpu_s = clocks.monotonic_ns(), clocks.cpu_s()
 
     def check(self, streams: Sequence[SampleStream]) -> Slowed | None:
-        """The stream slowed down because of the last second or more; None where nothing had to be."""
+        """Slow down a stream if the last second or more exceeded the limit; return it, or None where none was."""
         wall_ns, cpu_s = self._clocks.monotonic_ns(), self._clocks.cpu_s()
         if wall_ns - self._wall_ns < NS_PER_S:
             return None
@@ -229,7 +230,7 @@ def sample_until(
     keep_house: Callable[[Slowed | None], None],
     clocks: Clocks = CLOCKS,
 ) -> int:
-    """Read the streams on an absolute grid until stopped, then once more, so that the end lies inside.
+    """Read the streams on an absolute grid until stopped, then once more, so that the readings cover the end.
 
     Args:
         stopped: Waits so many seconds, or less when stopped; True when stopped.
@@ -303,7 +304,7 @@ def _records(folder: str) -> bool:
 
 
 class Sources(Protocol):
-    """Opens what a sampler reads."""
+    """Opens the sources that a sampler reads."""
 
     def meters(self, specs: Sequence[MeterSpec] | None) -> OpenMeters:
         """The meters named, or those this machine has."""
@@ -386,7 +387,7 @@ class Sampler:
         self._stop = True
 
     def stop_if_orphaned(self) -> None:
-        """End at the next tick if the parent is gone; the kernel also signals the end of a thread of the parent."""
+        """End at the next tick if the parent is gone; the kernel's signal may mean that only a thread of it ended."""
         if os.getppid() != self._config.parent:
             self._stop = self._abandoned = True
 

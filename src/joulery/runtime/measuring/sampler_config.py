@@ -18,7 +18,7 @@ class SamplerConfig(NamedTuple):
         include_root: Whether the root's own CPU time is the run's (it is not where joulery only starts the program).
         period_s: Time between two readings of a meter that always has a new value.
         max_cpu_ratio: Share of one core it may take before it reads less often.
-        meters: What to open; None for what this machine has.
+        meters: Meters to open; None for those that this machine has.
         group: Control group of the run, and whether it counts each CPU; None where there is none.
         also: Further processes of the run, with their children.
         boards: GPUs that are the run's alone, whichever process computes there: those of an engine that was started
@@ -39,7 +39,7 @@ class SamplerConfig(NamedTuple):
     boards: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """As one argument of a command line."""
+        """The configuration as JSON, for one command-line argument."""
         meters = None if self.meters is None else [meter.as_dict() for meter in self.meters]
         return json.dumps({**self._asdict(), "meters": meters})
 

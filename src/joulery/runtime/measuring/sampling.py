@@ -27,7 +27,7 @@ _KINDS = {kind.kind: kind for kind in (CapabilityError, ConfigError, DataError)}
 
 
 class SamplerProcess:
-    """A running sampler. Ends with this process, however that ends.
+    """A running sampler process. It ends with this process in every case.
 
     Attributes:
         ready: Its first message, with the channels; None until then.
@@ -61,20 +61,20 @@ class SamplerProcess:
         return self._process.pid
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Wait until it has read everything once.
+        """Wait until the sampler has read everything once.
 
         Raises:
-            JouleryError: It cannot start (its own error), it died, or it takes longer than that.
+            JouleryError: The sampler cannot start (its own error), it died, or it takes longer than ``timeout_s``.
         """
         self._listen(time.monotonic() + timeout_s, until_ready=True)
         if self.ready is None:
             raise self._why(f"the sampler was not ready after {timeout_s:g} s")
 
     def stop(self, timeout_s: float = END_S) -> None:
-        """Let it read once more and end; killed when it takes too long. Safe to call twice.
+        """End the sampler after one more reading; it is killed when it takes too long. Safe to call twice.
 
         Raises:
-            JouleryError: It had ended early, or had to be killed; its files hold what it had written.
+            JouleryError: The sampler had ended early, or had to be killed; its files contain what it had written.
         """
         if self._process.returncode is None:
             assert self._process.stdin is not None
@@ -132,7 +132,7 @@ def start_sampler(
     also: Sequence[int] = (),
     boards: Sequence[str] = (),
 ) -> SamplerProcess:
-    """Start a sampler of this process, of others that belong to it, and of their children; wait until it is ready.
+    """Start a sampler for this process, for others that belong to it and for their children; wait until it is ready.
 
     Args:
         folder: Where it writes.

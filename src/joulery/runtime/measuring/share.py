@@ -1,4 +1,4 @@
-"""The run's share of a machine: two streams of the sampler beside the meters, and what they read from."""
+"""The run's share of a machine: two streams of the sampler besides the meters, and the readers behind them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DISCOVERY_RATIO = 0.005
 
 
 class OpenMeters(NamedTuple):
-    """Meters that answer.
+    """Meters that were opened, and the reasons why others were not.
 
     Attributes:
         meters: In order of preference; no two read the same device.
-        refused: Meters that exist here but need a permission: the report says so.
-        absent: Meters that this machine does not have.
+        refused: Errors of meters that exist here but need a permission; the report contains them.
+        absent: Errors of meters that this machine does not have.
     """
 
     meters: tuple[Meter, ...]
@@ -48,11 +48,11 @@ class TreeReader(Protocol):
     """Reader of a run's CPU time."""
 
     def discover(self) -> None:
-        """Look for new processes."""
+        """Search for new processes."""
         ...
 
     def pids(self) -> frozenset[int]:
-        """The processes known."""
+        """Ids of the known processes."""
         ...
 
     def read(self) -> tuple[float, ...]:
@@ -65,7 +65,7 @@ class TreeReader(Protocol):
 
 
 class ThreadReader(Protocol):
-    """CPU times of threads."""
+    """Reader of the CPU times of threads."""
 
     def read(self, pids: Collection[int]) -> list[tuple[int, int, float, float]]:
         """(process, thread, CPU seconds, seconds ready) so far of every living thread of some processes."""
@@ -77,7 +77,7 @@ class SharedMeter(Protocol):
     """A meter that reports which processes use its devices."""
 
     def holders(self) -> Mapping[str, Mapping[int, float] | None]:
-        """By device: share of the busy time of each process there; None where that is not known."""
+        """Share of the busy time of each process, by device; None where it is not known."""
         ...
 
 
@@ -86,7 +86,7 @@ class BusyMeter(Protocol):
     """A meter whose driver reports whether its devices compute."""
 
     def busy(self) -> Mapping[str, bool | None]:
-        """Whether anything computed on each device since the last call; None where the driver does not say."""
+        """Whether anything computed on each device since the last call; None where the driver does not report it."""
         ...
 
 
@@ -95,7 +95,7 @@ class BufferedMeter(Protocol):
     """A meter whose devices keep their latest power readings.
 
     Attributes:
-        buffer_late_s: How long before its stamp the middle of a reading lies.
+        buffer_late_s: Seconds by which the middle of a reading lies before its stamp.
     """
 
     buffer_late_s: float
@@ -112,7 +112,7 @@ class BufferedMeter(Protocol):
 
 @runtime_checkable
 class IdentifiedMeter(Protocol):
-    """A meter that knows its devices by UUID."""
+    """A meter that identifies its devices by UUID."""
 
     @property
     def uuids(self) -> Mapping[str, str]:
@@ -194,7 +194,7 @@ class GpuShare:
 
 
 def _since(before: tuple[float, float], now: tuple[float, float]) -> tuple[float, float]:
-    """Ratios of an interval from those at its ends: processes that are gone at the end were there before."""
+    """Ratios of an interval from those at its ends: a process that ended during it had the board until then."""
     left = now[1] == 0 < before[1] or now[0] == 0 < before[0]
     return before if left else now
 
@@ -213,11 +213,11 @@ def board_ratios(holders: Mapping[int, float] | None, run: frozenset[int]) -> tu
 
 
 class JoinedTrees:
-    """The trees of several processes as one; none of them lies below another.
+    """Process trees of several roots, read as one; no root lies below another.
 
     Args:
-        roots: The processes at the top; those that come later are found by :meth:`discover`.
-        open_tree: Opens the tree of one.
+        roots: Returns the root processes; later ones are found by :meth:`discover`.
+        open_tree: Opens the tree of one root.
     """
 
     def __init__(self, roots: Callable[[], Collection[int]], open_tree: Callable[[int], TreeReader]) -> None:
@@ -227,7 +227,7 @@ class JoinedTrees:
         self.discover()
 
     def discover(self) -> None:
-        """Look for new roots, and for new processes below all."""
+        """Search for new roots, and for new processes below all roots."""
         for tree in self._trees.values():
             tree.discover()
         for root in self._roots():
@@ -236,7 +236,7 @@ class JoinedTrees:
                 self._before[root] = tree.read()
 
     def pids(self) -> frozenset[int]:
-        """The processes known."""
+        """Ids of the known processes."""
         return frozenset().union(*(tree.pids() for tree in self._trees.values()))
 
     def read(self) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ MAX_CPU_RATIO = 0.03
 
 
 class MeasureWarning(UserWarning):
-    """A problem of measuring; the measured program went on."""
+    """A problem of measuring; the measured program continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class Terms:
     """Terms on which a run is charged.
 
     Attributes:
-        idle: How much of the idle energy it pays: one of :data:`IDLE_RULES`.
+        idle: How much of the idle energy the run pays: one of :data:`IDLE_RULES`.
         pue: Facility energy per IT energy.
         carbon: Flags that describe the source of carbon intensity (``carbon_from_flags``); empty for none.
-        carbon_at_s: Unix seconds at which the run is taken to have started, for the intensity alone; None for when it
-            did.
+        carbon_at_s: Unix seconds at which the run is taken to have started, for the intensity alone; None for its real
+            start.
         embodied_kg: Kilograms of CO2-equivalent that making the machine emitted; 0 for none stated.
         lifetime_years: Years over which they are spread; 0 where none are stated.
 
     Raises:
-        ConfigError: There is no such rule, the PUE is below 1, or one of embodied carbon and lifetime is missing.
+        ConfigError: The idle rule is unknown, the PUE is below 1, or one of embodied carbon and lifetime is missing.
     """
 
     idle: str = "whole"
@@ -91,13 +91,13 @@ class Terms:
             )
 
     def embodied_g(self, duration_s: float) -> float:
-        """Grams of the machine's embodied carbon that fall to a time, spread evenly over its lifetime."""
+        """Grams of the machine's embodied carbon for a duration, spread evenly over its lifetime."""
         if not self.lifetime_years:
             return 0.0
         return self.embodied_kg * 1000.0 * max(0.0, duration_s) / (self.lifetime_years * SECONDS_PER_YEAR)
 
     def to_dict(self) -> dict[str, Any]:
-        """As kept in a manifest."""
+        """The terms as kept in a manifest."""
         kept = {"idle": self.idle, "pue": self.pue, "carbon": dict(self.carbon), "carbon_at_s": self.carbon_at_s}
         embodied = {"embodied_kg": self.embodied_kg, "lifetime_years": self.lifetime_years}
         return kept | embodied if self.lifetime_years else kept
@@ -114,7 +114,7 @@ class Span:
 
     Attributes:
         start_ns, end_ns: Monotonic nanoseconds.
-        unix_offset_ns: Unix minus monotonic nanoseconds, as its starter saw it.
+        unix_offset_ns: Unix minus monotonic nanoseconds, as the starting process read them.
         cpu_s: CPU seconds of the run by the system's own account of processes that ended; 0 when not known.
         exit_code: Of the command; None where there was none.
     """

@@ -1,10 +1,10 @@
-"""Named windows of one running program, nested or overlapping, read from inside it.
+"""Measure named windows of one running program, nested or overlapping, from inside it.
 
 Meters are read where a window begins and ends, and in between by a thread: every second, or every tenth of one where a
-meter shows power instead of energy. All windows are differences of the same sums, so those of parts add up to that of
-the whole. The program is charged as under ``joulery measure``: its processes' share of the processors, its share of the
-GPUs, and the idle energy of the machine. Between two readings the share of the processors is of the time they had, and
-the idle rest is idle.
+meter reads power instead of energy. All windows are differences of the same sums, so the windows of a whole's parts add
+up to that of the whole. The program is charged as under ``joulery measure``: its processes' share of the processors,
+its share of the GPUs, and the idle energy of the machine. Between two readings the share of the processors is relative
+to their available time, and their unused time counts as idle.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 TICK_S, POWER_TICK_S = 1.0, 0.1
 KEEP_EVERY_S = 60.0
-"""Distance of the points kept inside a window, for an intensity that changes during it."""
+"""Interval of the points kept inside a window, for an intensity that changes during it."""
 _CLOCK_ROUNDING_S = 1e-5
 _KINDS = 4
-"""Sums a channel: own, idle, unattributed joules, and covered seconds."""
+"""Sums for each channel: own, idle, unattributed joules, and covered seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class WindowReaders:
     clock_ns: Callable[[], int] = time.monotonic_ns
 
     def close(self) -> None:
-        """Let go of all of them. Safe to call twice."""
+        """Close all readers. Safe to call twice."""
         for meter in self.meters:
             meter.close()
         self.busy.close()
@@ -82,10 +82,10 @@ class NamedWindow:
 
     @property
     def footprint(self) -> Footprint:
-        """Its cost.
+        """Footprint of the window.
 
         Raises:
-            ConfigError: It has not ended.
+            ConfigError: The window has not ended.
         """
         if self._footprint is None:
             raise ConfigError(f"the window {self.name} has not ended", hint="read it after the with statement")
@@ -110,7 +110,7 @@ class WindowMeter:
     """Energy of named windows of this program.
 
     Args:
-        readers: What is read; closed with the meter.
+        readers: Readers to use; closed with the meter.
         source: Carbon intensity, looked up when a window has ended; None for no grams.
         idle: How much of the idle energy the program pays: all of it, or nothing.
         pue: Facility energy per IT energy.
@@ -185,7 +185,7 @@ class WindowMeter:
             self._open[name] = self._now_ns
 
     def end_window(self, name: str, *, sync: bool = True) -> Footprint:
-        """Close a window; what it cost.
+        """Close a window; return its footprint.
 
         Args:
             name: Its name.
@@ -206,7 +206,7 @@ class WindowMeter:
         return self._footprint(*made)
 
     def read(self, name: str | None = None) -> Footprint:
-        """Cost of an open window so far; all since the meter was made where no name is given.
+        """Footprint of an open window so far, or, where no name is given, since the meter was made.
 
         Raises:
             ConfigError: No window of that name is open, or the meter is closed or of another process.
@@ -233,7 +233,7 @@ class WindowMeter:
                 made._footprint = self.end_window(name, sync=sync)
 
     def close(self) -> None:
-        """End the thread and let go of the meters. Safe to call twice."""
+        """End the thread and close the readers. Safe to call twice."""
         if self._stop.is_set() or os.getpid() != self._pid:
             return
         self._stop.set()
@@ -264,7 +264,7 @@ class WindowMeter:
         return "closed" if self._stop.is_set() else self.read()._repr_html_()
 
     def _check_process(self) -> None:
-        """A child has no thread that reads, and the lock may be held for ever."""
+        """Refuse use in a forked child, which has no reading thread and may inherit a lock that is held for ever."""
         if os.getpid() != self._pid:
             raise ConfigError("this meter was made in another process", hint="make one in this process")
 
@@ -296,7 +296,7 @@ class WindowMeter:
         self._keep()
 
     def _advance(self, *, keep: bool) -> None:
-        """Read everything, and add what was used since the last reading."""
+        """Read everything, and add the energy used since the last reading."""
         self._readers.tree.discover()
         now_ns = self._readers.clock_ns()
         elapsed_s = (now_ns - self._now_ns) / NS_PER_S
@@ -376,14 +376,14 @@ class WindowMeter:
         return found
 
     def _keep(self) -> None:
-        """Keep the present sums as a point that windows begin, end or bend at."""
+        """Keep the present sums as a point at which windows begin, end or change their slope."""
         if self._sums.t_ns and self._sums.t_ns[-1] == self._now_ns:
             return
         self._sums.t_ns.append(self._now_ns)
         self._sums.rows.append(self._total.copy())
 
     def _forget(self) -> None:
-        """Drop the points that no open window needs; the first one stays, for what is read since the meter was made."""
+        """Drop the points that no open window needs; the first stays, for reads since the meter was made."""
         first_ns = min(self._open.values(), default=self._now_ns)
         kept = [i for i, t_ns in enumerate(self._sums.t_ns) if i == 0 or t_ns >= first_ns]
         self._sums = _Sums([self._sums.t_ns[i] for i in kept], [self._sums.rows[i] for i in kept])
@@ -423,7 +423,7 @@ class WindowMeter:
         )
 
     def _intensity(self, start_s: float, end_s: float) -> CarbonSeries | None:
-        """The intensity of a window; None where no source was named, or it does not know."""
+        """The intensity of a window; None where no source was named, or the source cannot provide it."""
         if self._source is None:
             return None
         from joulery.runtime.measuring.account import intensity
@@ -434,7 +434,7 @@ class WindowMeter:
         return carbon
 
     def _warn(self, texts: Sequence[str]) -> None:
-        """Warn of each thing once."""
+        """Issue each warning once."""
         for text in texts:
             if text not in self._warned and len(self._warned) < 1000:
                 self._warned.add(text)
@@ -442,12 +442,12 @@ class WindowMeter:
 
 
 def _rounded(covered_s: float, duration_s: float) -> float:
-    """Time with readings; the whole where only the rounding of Unix seconds is missing."""
+    """Seconds with readings; the whole duration where only the rounding of Unix seconds is missing."""
     return duration_s if abs(duration_s - covered_s) < _CLOCK_ROUNDING_S else min(covered_s, duration_s)
 
 
 def _synchronize() -> None:
-    """Wait for the GPUs of PyTorch where the program uses them; nothing is imported for it."""
+    """Wait for the GPUs of PyTorch where the program uses them; imports nothing."""
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""One model timed at clock after clock on a real device: the clock leased, latency and power measured at each."""
+"""Measure the latency and power of one model at each of several leased clocks of a real device."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class SweepPlan:
 
     Attributes:
         passes: Passes timed; their median is the latency.
-        warm_up: Passes before them.
-        settle_s: Wait after a new clock.
-        idle_s: How long the idle power is watched.
+        warm_up: Untimed passes before them.
+        settle_s: Seconds to wait after a clock change.
+        idle_s: Seconds over which the idle power is measured.
         clocks: Most clocks to try, evenly spaced from the lowest to the highest.
     """
 
@@ -38,19 +38,19 @@ class SweepPlan:
 
 
 class Wall:
-    """Seconds that only go forward, and patience."""
+    """A monotonic clock."""
 
     def now_s(self) -> float:
-        """Seconds since some moment."""
+        """Monotonic seconds since an arbitrary moment."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         time.sleep(seconds)
 
 
 class PowerWatch:
-    """Mean power of one device over a stretch of time, from whatever its meters read.
+    """Measures the mean power of one device over an interval, from the readings of its meters.
 
     Args:
         meters: Meters, some of whose channels may be the device's.
@@ -81,17 +81,17 @@ class PowerWatch:
         return f"power {', '.join(named)}" if named else "no meter reads its power"
 
     def start(self, now_s: float) -> None:
-        """Begin a stretch."""
+        """Start a new interval."""
         self._marks = []
         self.mark(now_s)
 
     def mark(self, now_s: float) -> None:
-        """Look at the meters."""
+        """Read the meters once."""
         read = {id(meter): meter.read() for meter, _, _ in self._channels}
         self._marks.append((now_s, [read[id(meter)][index] for meter, index, _ in self._channels]))
 
     def mean_w(self) -> float:
-        """Mean watts since the start; NaN where nothing reads the device, or it did not answer."""
+        """Mean watts since the start; NaN where no meter reads the device, or a reading is missing."""
         elapsed_s = self._marks[-1][0] - self._marks[0][0]
         if not self._channels or not elapsed_s > 0:
             return math.nan
@@ -115,19 +115,19 @@ def sweep(
     plan: SweepPlan,
     clock: Clock,
 ) -> MeasuredCurve:
-    """Time one pass at each of the device's clocks; the device is given back when the holder closes.
+    """Time one pass at several of the device's clocks; the clock is reset when the holder closes.
 
     Args:
         device: The device whose clock is set.
-        spec: How the watchdog opens it to reset it.
-        holder: Lends it.
+        spec: Description with which the watchdog opens the device to reset it.
+        holder: Leases the clock setting.
         run: One pass of the model, finished when it returns.
-        power: Watches the device.
-        plan: How long to look.
-        clock: Time.
+        power: Measures the device's power.
+        plan: Durations and clocks.
+        clock: Time source.
 
     Raises:
-        CapabilityError: The clock may not be set here; the error says what grants it.
+        CapabilityError: The clock may not be set here; the error names what grants it.
         ActuationError: A clock was refused.
         DataError: The device offers fewer than two clocks.
     """
@@ -154,7 +154,7 @@ def sweep(
 def _look(
     holder: LeaseHolder, run: Callable[[], object], power: PowerWatch, plan: SweepPlan, clock: Clock
 ) -> tuple[float, float, float]:
-    """Latency, power while it runs, power while nothing does."""
+    """Median latency of a pass in s, mean power while the model runs and mean power while it is idle, in W."""
     for _ in range(plan.warm_up):
         run()
     times = []
@@ -174,7 +174,7 @@ def _look(
 
 
 def _spread(clocks_mhz: Sequence[float], most: int) -> list[float]:
-    """At most so many clocks, evenly spaced by rank, the lowest and the highest among them."""
+    """At most ``most`` clocks, evenly spaced by rank, including the lowest and the highest."""
     if len(clocks_mhz) <= most:
         return list(clocks_mhz)
     picks = np.unique(np.linspace(0, len(clocks_mhz) - 1, most).round().astype(int))

@@ -1,8 +1,8 @@
-"""Models beside one another on CPU slices of this machine: how long each takes alone, and next to a neighbour.
+"""Measure models on CPU slices of this machine: how long each takes alone, and next to a neighbour.
 
-A group of CPU cores is measured as if it were one GPU: an instance has a share of it, by a quota of the cores' time or
-(``apart``) by whole cores of its own, and its neighbour slows it through what they still have in common: the caches,
-the memory bus and, under quotas, each other's turns. What comes out are the measurements that
+A group of CPU cores is measured as if it were one GPU. An instance has a share of it: a quota of the cores' time or
+(``apart``) whole cores of its own. Its neighbour slows it through the resources that they still share: the caches, the
+memory bus and, under quotas, the cores' time. The results are the measurements that
 :func:`joulery.perf.interference.calibration.calibrate` fits.
 """
 
@@ -45,10 +45,10 @@ class Design:
 
     Attributes:
         batches: Batch sizes.
-        shares: Shares alone, percent; from the least that a plan may give on.
+        shares: Shares of an instance alone, percent; from the smallest that a plan may assign.
         pair_shares: Shares of two neighbours, percent; together 100 at most.
         runs: Batches timed of each instance.
-        apart: Whole cores of their own instead of quotas of the same cores.
+        apart: Whether neighbours have whole cores of their own instead of quotas of the same cores.
     """
 
     batches: tuple[int, ...] = (1, 4, 8)
@@ -68,10 +68,10 @@ class Design:
 
     @classmethod
     def on_cores(cls, cores: int, *, runs: int = 12) -> Design:
-        """Neighbours on cores of their own: shares are whole cores.
+        """A design in which neighbours run on cores of their own: shares are whole cores.
 
         Raises:
-            ConfigError: There is one core.
+            ConfigError: There are fewer than two cores.
         """
         if cores < 2:
             raise ConfigError("neighbours on cores of their own need two cores", got=str(cores))
@@ -80,7 +80,7 @@ class Design:
         return cls(batches=(1, 2, 4, 8), shares=shares, pair_shares=((half, half),), runs=runs, apart=True)
 
     def alone(self, models: Sequence[str]) -> list[ColocatedInstance]:
-        """Every solo run."""
+        """All solo runs to measure."""
         return [
             ColocatedInstance(model, batch, share)
             for model in models
@@ -89,7 +89,7 @@ class Design:
         ]
 
     def pairs(self, models: Sequence[str]) -> list[tuple[ColocatedInstance, ColocatedInstance]]:
-        """Every co-location: each two models, copies of one included, with unlike batches and with equal ones."""
+        """All co-locations to measure: each two models, copies of one included, with unlike and with equal batches."""
         found: dict[frozenset[tuple[ColocatedInstance, int]], tuple[ColocatedInstance, ColocatedInstance]] = {}
         for one, other in combinations_with_replacement(models, 2):
             for first, second in self.pair_shares:
@@ -99,9 +99,9 @@ class Design:
         return list(found.values())
 
     def _batch_pairs(self, models: int) -> list[tuple[int, int]]:
-        """Batches of two neighbours: a few where shares and models vary, all where they do not.
+        """Batches of two neighbours: a few pairs where both shares and models vary, else all pairs.
 
-        The middle ones can be left out of the fit and predicted: they lie between the others.
+        The middle sizes can be left out of the fit and predicted, because they lie between the others.
         """
         ordered = sorted(set(self.batches))
         if models == 1 or len(self.pair_shares) == 1:
@@ -119,9 +119,9 @@ class Measurements:
 
 
 def cpu_as_gpu(cores: int, unit_percent: float = 10.0) -> InterferenceProfile:
-    """A group of CPU cores as a GPU type of which nothing is known yet: no transfers, no power cap, no models.
+    """A group of CPU cores as a GPU type without measurements: no transfers, no power cap, no models.
 
-    The clock is nominal (1000): whatever the cores really run at is in the measured times.
+    The clock is nominal (1000): the measured times contain the effect of the cores' real clock.
     """
     coefficients = GpuCoefficients(f"cpu-{cores}", 1e6, 1000.0, 0.0, 1e12, -1e-3, 0.0, 0.0, unit_percent)
     notes = (f"{cores} CPU cores as one device; power, clock and transfers are not modelled",)
@@ -143,12 +143,12 @@ async def measure_together(
         engine: The embedded engine, on these cores.
         models: What each model loads, by name.
         cores: The cores that are one device.
-        make_inputs: Makes one request that fits what a model declares.
+        make_inputs: Generates one request that fits a model's declared inputs.
         design: What to measure.
         progress: Called with the runs done, the runs in all and the next one.
 
     Raises:
-        JouleryError: A replica cannot be, or a model does not answer its own inputs.
+        JouleryError: A replica cannot be created, or a model does not answer its generated inputs.
     """
     alone, pairs = design.alone(list(models)), design.pairs(list(models))
     total = len(alone) + len(pairs)
@@ -182,7 +182,7 @@ async def _timed(
     inputs: dict[str, dict[str, Tensor]],
     make_inputs: Callable[[Sequence[TensorSpec]], dict[str, Tensor]],
 ) -> list[float]:
-    """Median latency of each instance's batches while all of them work, ms."""
+    """Median latency of each instance's batches while all of them run, ms."""
     taken = 0
     specs = []
     for number, one in enumerate(instances):
@@ -204,7 +204,7 @@ async def _timed(
 def _spec(
     service: str, one: ColocatedInstance, model: ModelRef, cores: Sequence[int], design: Design, taken: int
 ) -> ReplicaSpec:
-    """The process of an instance: a quota of all cores, or whole ones."""
+    """The replica of an instance: with a quota of all cores, or with whole ones."""
     if design.apart:
         mine = tuple(cores[taken : taken + max(1, round(len(cores) * one.share_percent / _WHOLE_PERCENT))])
         return ReplicaSpec(service, one.model, Slice(SliceKind.CPU, cores=len(mine)), model, cores=mine)
@@ -214,7 +214,7 @@ def _spec(
 
 
 async def _keep_busy(engine: Engine, number: int, inputs: Mapping[str, Tensor], left: dict[int, int]) -> list[float]:
-    """One batch after the other until every instance has had enough: the neighbour works to the end."""
+    """Latencies of batches sent one after the other until every instance has enough, so that neighbours stay busy."""
     latencies: list[float] = []
     while any(count > 0 for count in left.values()):
         try:
@@ -227,5 +227,5 @@ async def _keep_busy(engine: Engine, number: int, inputs: Mapping[str, Tensor], 
 
 
 def _rows(inputs: Mapping[str, Tensor], batch: int) -> dict[str, Tensor]:
-    """One request's inputs as those of a batch."""
+    """Repeat one request's inputs to fill a batch."""
     return {name: np.concatenate([array] * batch) for name, array in inputs.items()}

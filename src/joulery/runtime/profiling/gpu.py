@@ -1,4 +1,4 @@
-"""Profiling a model on a GPU under MPS: real processes with real shares, watched through NVML."""
+"""Profile a model on a GPU under MPS: real processes with real shares, measured through NVML."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BoardWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MpsPlan:
-    """Amount of measurement.
+    """Duration and warm-up of a profiling measurement.
 
     Attributes:
         seconds: How long each configuration runs.
@@ -89,7 +89,7 @@ async def profile_under_mps(
 
     Args:
         model: What each process loads.
-        facts: What is known of it; the sizes of inputs and results are measured.
+        facts: Known properties of the model; the sizes of inputs and results are measured.
         inputs: One request: arrays whose first axis is the batch, of length 1.
         base: Profile to start from; its GPU's coefficients are kept where it was profiled on a GPU of this name.
         plan: How much to measure.
@@ -132,7 +132,7 @@ async def _run(
     batch: int,
     share_percent: float,
 ) -> ShareRun:
-    """One configuration: equal processes side by side, each asked for one batch after the other."""
+    """Measure one configuration: equal processes side by side, each running one batch after the other."""
     slice_ = Slice(SliceKind.MPS, share_ratio=share_percent / 100)
     names = [f"copy{index}" for index in range(copies)]
     await engine.apply([ReplicaSpec(name, name, slice_, model) for name in names])
@@ -146,7 +146,7 @@ async def _run(
 async def _timed(
     engine: Engine, names: Sequence[str], batched: dict[str, Tensor], seconds: float, times: list[float]
 ) -> None:
-    """Seconds inside the replicas of every batch that was answered while all of them worked."""
+    """Add to ``times`` the seconds inside the replicas of every batch answered while all replicas were busy."""
     end_s = time.monotonic() + seconds
 
     async def one(name: str) -> None:
@@ -157,7 +157,7 @@ async def _timed(
 
 
 async def _watched(watch: BoardWatch, work: Coroutine[Any, Any, None]) -> tuple[float, float]:
-    """Mean power and clock of the board while something is awaited."""
+    """Mean power in W and mean clock in MHz of the board while a coroutine runs."""
     watch.begin()
     task = asyncio.create_task(work)
     while not task.done():

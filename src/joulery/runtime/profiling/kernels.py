@@ -17,14 +17,14 @@ from joulery.domain.serving.engine import ModelRef
 from joulery.domain.serving.tensors import Tensor
 
 _FEW, _MORE = 1, 3
-"""Inferences of the two runs: their difference is two, whatever loading and the first one launch."""
+"""Inferences of the two runs: their difference excludes the kernels of loading and of the first inference."""
 
 
 class KernelProfiler(Protocol):
     """A profiler that lists the kernels of a command, such as Nsight Compute."""
 
     def kernels(self, command: Sequence[str], environ: Mapping[str, str]) -> Sequence[tuple[float, float]]:
-        """Run a command; for every kernel its duration in ns and its use of the L2 cache in percent of its peak."""
+        """Run a command; return each kernel's duration in ns and its use of the L2 cache in percent of its peak."""
         ...
 
 
@@ -44,11 +44,11 @@ class KernelCount:
 def count_kernels(
     profiler: KernelProfiler, model: ModelRef, inputs: dict[str, Tensor], gpu: int | str, batches: Sequence[int]
 ) -> dict[int, KernelCount]:
-    """Count at several batch sizes, alone on the whole GPU.
+    """Count the kernels of one inference at several batch sizes, alone on the whole GPU.
 
     Args:
         profiler: Lists kernels.
-        model: What runs.
+        model: Model to run.
         inputs: One request: arrays whose first axis is the batch, of length 1.
         gpu: Index or UUID.
         batches: Sizes of a batch.
@@ -58,7 +58,7 @@ def count_kernels(
 
     Raises:
         CapabilityError: The profiler may not read the counters, or fails.
-        DataError: Two inferences do not launch the same number of kernels, or none.
+        DataError: The number of kernels differs between inferences, or is zero.
     """
     # All SMs, where a daemon for sharing runs meanwhile.
     environ = {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", DEVICE: "cuda"}

@@ -1,4 +1,4 @@
-"""Measuring what variants cost on slices: real workers, models and inputs, alone and with busy neighbours."""
+"""Measure what variants cost on slices: real workers, models and inputs, alone and with busy neighbours."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _RELATIVE, _ABSOLUTE = 1e-2, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Amount of measurement.
+    """Number of requests and batches to measure.
 
     Attributes:
         warmup: Requests that do not count, after each start.
         alone: Requests to time one by one, on each kind of slice.
-        loaded: Requests to time on each slice while all slices work.
+        loaded: Requests to time on each slice while all slices are busy.
         batches: Batches of each size to time on each slice.
     """
 
@@ -62,7 +62,7 @@ BRIEF = Plan()
 
 @dataclass(slots=True)
 class _Samples:
-    """Times of one (variant, slice) as they come in."""
+    """Measured times of one (variant, slice)."""
 
     service_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -77,10 +77,10 @@ class _Samples:
 
 
 class SliceRecording:
-    """An engine that remembers its answers, without their outputs. Implements :class:`joulery.domain.ports.Engine`.
+    """An engine that records its answers, without their outputs. Implements :class:`joulery.domain.ports.Engine`.
 
     Attributes:
-        answers: Every answer so far, in that order.
+        answers: Every answer so far, in order.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -88,27 +88,27 @@ class SliceRecording:
         self._engine = engine
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
-        """As the engine does."""
+        """Forward to the engine."""
         return await self._engine.apply(target)
 
     def replicas(self) -> tuple[ReplicaView, ...]:
-        """As the engine has them."""
+        """The engine's replicas."""
         return self._engine.replicas()
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
-        """As the engine does; the answer is remembered."""
+        """Forward to the engine and record the answer."""
         answer = await self._engine.infer(service, request)
         self.answers.append(answer._replace(outputs={}))
         return answer
 
     async def close(self) -> None:
-        """As the engine does."""
+        """Forward to the engine."""
         await self._engine.close()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredSlice:
-    """One variant on one kind of slice, watts not yet known.
+    """Measured times of one variant on one kind of slice, without power.
 
     Attributes:
         variant, slice: What was measured.
@@ -140,17 +140,17 @@ async def measure(
     """Time every variant on every slice of every partition. The engine runs nothing else meanwhile.
 
     Args:
-        engine: What will serve later, too.
+        engine: The engine, the same that serves later.
         service: A name for the replicas.
         models: What each variant loads.
         partitions: Slices that exist together; a kind of slice that occurs in several is measured in the first.
         inputs: Real inputs, sent in turn.
-        plan: How much.
+        plan: Number of requests and batches to measure.
         max_batch: Requests of the largest batch to time; 1 for none.
         progress: Called with the steps done, their number and the next one.
 
     Raises:
-        JouleryError: A replica cannot be, or a model does not answer its own inputs.
+        JouleryError: A replica cannot be created, or a model does not answer its own inputs.
     """
     found: dict[tuple[str, Slice], MeasuredSlice] = {}
     steps = [(slices, variant) for slices in partitions for variant in models]
@@ -174,7 +174,7 @@ async def measure(
 async def _time_layout(
     engine: Engine, service: str, width: int, inputs: Any, plan: Plan
 ) -> tuple[dict[Slice, _Samples], dict[Slice, _Samples]]:
-    """Times by slice with one request under way, and with one for each of ``width`` slices."""
+    """Times by slice with one request running, and with one for each of ``width`` slices."""
     slice_of = {view.id: view.spec.slice for view in engine.replicas()}
     alone: defaultdict[Slice, _Samples] = defaultdict(_Samples)
     loaded: defaultdict[Slice, _Samples] = defaultdict(_Samples)
@@ -201,9 +201,9 @@ def batch_sizes(max_batch: int) -> tuple[int, ...]:
 async def _time_batches(
     engine: Engine, service: str, width: int, inputs: Sequence[Inputs], plan: Plan, max_batch: int
 ) -> dict[Slice, dict[int, _Samples]]:
-    """Times by slice and size of a batch while every slice works; none where the model answers no batches.
+    """Times by slice and size of a batch while every slice is busy; empty where the model answers no batches.
 
-    A batch is one request whose rows are those of several: what the engine hands to the model is the same.
+    A batch is one request with the rows of several: the model gets the same input as from the engine.
     """
     views, found = engine.replicas(), defaultdict[Slice, dict[int, _Samples]](dict)
     fixed = any(spec.shape and spec.shape[0] != -1 for view in views for spec in view.inputs)
@@ -220,7 +220,7 @@ async def _time_batches(
 
 
 async def _answers_batches(engine: Engine, service: str, inputs: Sequence[Inputs]) -> bool:
-    """Whether the rows of a batch are answered as each of its requests is alone."""
+    """Whether a batch of two requests gets the same answers as the two requests alone."""
     pair = list(islice(cycle(inputs), 2))
     alone = [await _ask(engine, service, one) for one in pair]
     try:
@@ -270,16 +270,16 @@ def assemble(
     warmup: int,
     others_cores: float,
 ) -> Profile:
-    """A profile from timings and the machine's power line.
+    """Build a profile from timings and the machine's power line.
 
     Args:
         measured: The timings.
         line: The machine's power over busy cores.
         models: What each variant loaded.
-        cores: Cores that were cut into slices.
+        cores: Cores that were divided into slices.
         quality, meter, band_ratio: Where the watts come from.
         warmup: Requests that did not count.
-        others_cores: Mean number of cores that others kept busy meanwhile.
+        others_cores: Mean number of cores that other processes kept busy meanwhile.
     """
     entries = tuple(
         SliceProfile(
@@ -323,7 +323,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def digest(model: ModelRef) -> str:
-    """SHA-256 of a model's file or folder; the name and options of a callable, whose code may change unseen.
+    """SHA-256 of a model's file or folder; for any other model, its location and options.
 
     Raises:
         DataError: A file cannot be read.

@@ -1,1 +1,1 @@
-"""The end of a served run: its charge, its comparison with the baseline, its report."""
+"""Account a served run at its end: its charge, its comparison with the baseline and its report."""

@@ -1,4 +1,4 @@
-"""Accuracy of a service's answers: by labels that came back, or as its variants' authors declare."""
+"""Compute the accuracy of a service's answers: from returned labels, or as its variants' authors declare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def accuracy_figures(
         family: The variants.
         labels: Of each variant, how many labelled answers were right, and how many were labelled.
         variants: Share of the answers that came from each variant; empty without answers.
-        floor_ratio: The accuracy that answers were to keep in the mean; 0 for none, which is not reported.
+        floor_ratio: Minimum mean accuracy of the answers; 0 for none, which is not reported.
     """
     sources = dict.fromkeys(variant.accuracy_source for variant in family.variants)
     declared = math.fsum(share * family[name].accuracy_ratio for name, share in variants.items())

@@ -1,4 +1,4 @@
-"""The end of a served run: accounted, compared with its baseline, written.
+"""Finish a served run: account it, compare it with its baseline and write its report.
 
 A GPU's driver may name no process, in a container for instance, though requests ran there. The requests themselves show
 when the GPU was busy: each has a start, a duration and the share of a GPU it had.
@@ -64,11 +64,11 @@ def finish(
     """Account for a session that was stopped, and write its report and series.
 
     Args:
-        session: Stopped.
+        session: The stopped session.
         loads: What the client of each service measured, by service; None for no load.
         labels: Of a service, by variant, how many labelled answers were right, and how many were labelled.
         load_cpu_s: CPU seconds of the load generators; NaN where there was none or it is not known.
-        more: More of the report.
+        more: Further fields of the report.
 
     Raises:
         CapabilityError: The disk refuses; what was logged during the run stays readable.
@@ -132,7 +132,7 @@ def models_alone(models: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]
     Args:
         models: Figures of each model.
         figures: Of the run: ``serving_j`` is all that is charged beside the load generator.
-        run: What the run is charged.
+        run: Charge of the run.
     """
     known_j = [0.0 if math.isnan(one["energy_j"]) else one["energy_j"] for one in models]
     # The models' joules were read by meters of their own, at other moments than the run's.
@@ -153,7 +153,7 @@ def models_alone(models: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]
 
 
 def with_clients(report: Mapping[str, Any], loads: Mapping[str, LoadResult]) -> dict[str, Any]:
-    """A report with what the clients measured, of each service and together.
+    """Add the clients' measurements to a report, for each service and together.
 
     Args:
         report: With its ``services``.
@@ -221,7 +221,7 @@ def _within(times: BusyTimes, t0_s: float, t1_s: float) -> float:
 
 
 def write_requests(writer: RunWriter, requests: RequestColumns, name: str = "requests.parquet") -> None:
-    """Write a series of requests: a row a request that ended, in blocks.
+    """Write a series of requests in blocks: one row for each request that ended.
 
     Raises:
         CapabilityError: The disk refuses.
@@ -248,7 +248,7 @@ class GpuService:
 def with_requests(
     readings: RunReadings, services: Sequence[GpuService], requests: RequestColumns
 ) -> tuple[RunReadings, tuple[str, ...]]:
-    """Readings completed by what the services know of their GPUs.
+    """Complete readings with the services' data on their GPUs.
 
     A GPU's idle power is that of the profile its requests are charged by (the lowest, where services share it). A GPU
     on which the driver names no busy process was busy while requests ran there.
@@ -274,7 +274,7 @@ def with_requests(
 
 
 def _idle_w(services: Sequence[GpuService]) -> dict[str, float]:
-    """Idle power of each GPU; NaN where no service knows it."""
+    """Idle power of each GPU; NaN where it is unknown."""
     known = [(device, one.idle_w / len(one.gpus)) for one in services for device in one.gpus]
     lowest = {device: math.nan for device, _ in known}
     for device, watts in known:
@@ -294,8 +294,8 @@ def _idling(trace: PowerTrace, idle_w: Mapping[str, float]) -> PowerTrace:
 def _requests_s(device: str, services: Sequence[GpuService], requests: RequestColumns, times: BusyTimes) -> FloatArray:
     """Seconds that requests kept a GPU busy, in the intervals of the driver's answers.
 
-    Which of several GPUs of a service answered a request is not recorded: each counts an equal part of it. A request
-    of an unknown share of a GPU had it whole.
+    A run does not record which of a service's GPUs answered a request: each counts an equal part of it. A request with
+    an unknown share of a GPU counts as if it had the whole GPU.
     """
     busy_s = np.zeros(len(times.edges_ns) - 1)
     for one in services:

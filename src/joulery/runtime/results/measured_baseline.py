@@ -1,4 +1,4 @@
-"""The baseline as it was measured: what requests and the machine cost in the periods in which it served."""
+"""Measure the baseline: the cost of requests and of the machine in the periods in which it served."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Spans = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredBaseline:
-    """A service's baseline in the periods in which it served.
+    """Measured cost of a service's baseline in the periods in which it served.
 
     Attributes:
         grams: CPU seconds times intensity of all answered requests under the baseline, s g/kWh.
         cpu: CPU seconds of all answered requests under the baseline, s.
         requests: Answered requests that arrived in each period, float64[periods].
         weight: Intensities at their answers, summed, g/kWh, float64[periods].
-        grams_size, cpu_size: What the totals are in proportion to, of all answered requests: the intensities at their
-            answers, summed (g/kWh), and their number.
-        latency_s: Latencies of those requests, float64[n].
+        grams_size, cpu_size: Sizes that the totals are proportional to, over all answered requests: the intensities at
+            their answers, summed (g/kWh), and their number.
+        latency_s: Latencies of the requests in the periods, float64[n].
         within: Share of them within the SLO; NaN for none.
     """
 
@@ -122,12 +122,12 @@ def measured_baseline(
 def observed(
     modelled: Counterfactual, found: MeasuredBaseline, spent: tuple[float, float], quantile: float
 ) -> Counterfactual:
-    """A comparison whose baseline is the measured one; what it says of the model's own errors stays.
+    """Replace the baseline of a comparison by the measured one; the figures on the model's own errors stay.
 
     Args:
         modelled: The comparison by replay.
         found: The baseline as measured.
-        spent: What the answered requests really cost: CPU seconds times intensity (s g/kWh), and CPU seconds.
+        spent: Actual cost of the answered requests: CPU seconds times intensity (s g/kWh), and CPU seconds.
         quantile: Of the latencies to compare.
     """
     spent_g, spent_s = spent
@@ -173,10 +173,10 @@ def machine_baseline(energy: PeriodEnergy, found: MeasuredBaseline, pue: float, 
     so a policy that lets GPUs sleep is compared with a baseline that does not.
 
     Args:
-        energy: The meters in the periods.
+        energy: Metered energy in the periods.
         found: The requests in the periods.
         pue: Facility energy per IT energy.
-        in_grams: Grams; the intensity is known then.
+        in_grams: Whether to return grams; the intensity must be known.
     """
     if not in_grams:
         busy = SampledCost(energy.busy_j, found.requests, found.cpu_size)
@@ -193,7 +193,8 @@ def period_energy(basis: Basis, busy: Mapping[str, BusyTimes], spans: Spans) -> 
 
     Args:
         basis: What the run is charged from.
-        busy: Busy times as they were read: those of ``basis`` are in seconds, which a period would cut.
+        busy: Busy times as they were read: those of ``basis`` are in intervals of a second, which a period would
+            divide.
         spans: The periods.
     """
     carbon = basis.carbon
@@ -216,7 +217,7 @@ def period_energy(basis: Basis, busy: Mapping[str, BusyTimes], spans: Spans) -> 
 
 
 def _within(times: BusyTimes, from_s: float, until_s: float) -> BusyTimes | None:
-    """Busy times of a period as one interval, cut evenly where it cuts a reading; None where nothing was read."""
+    """Busy times of a period as one interval; a reading across its edge counts in part; None where nothing was read."""
     edges_ns = np.array([from_s, until_s]) * NS_PER_S
     known = times.edges_ns.astype(np.float64)
     if edges_ns[0] < known[0] or edges_ns[1] > known[-1]:

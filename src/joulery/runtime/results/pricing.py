@@ -1,9 +1,9 @@
-"""Services with models on other servers: what a second of each variant costs, so that variants can be compared.
+"""Price services with models on other servers: the cost of a second of each variant, so that variants can be compared.
 
 A second of an upstream's slot and a CPU second of this machine are different things, and so are those of two servers.
 The figures of such a service are made from joules in place of CPU seconds: the seconds of a request times the watts of
-its variant. Joules of models that run here are charged from this machine's meters all the same; those of upstreams are
-not among what these meters say, and are reported apart.
+its variant. Joules of models that run on this machine are still charged from its meters; those of upstreams are not in
+the readings of these meters, and are reported apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Prices:
     Attributes:
         active_w: Watts above idle: of a busy slot of an upstream, of a busy core of this machine.
         upstreams: The variants on other servers.
-        quality: How well the watts of those are known.
+        quality: Quality of the watts of those variants.
     """
 
     active_w: Mapping[str, float] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class PricedColumns(RequestColumns):
 
 
 def prices_of(models: Mapping[str, ModelRef], profile: Profile | None) -> Prices:
-    """Cost a second of the variants of a service; nothing where all run on this machine.
+    """Watts of the variants of a service; empty where all run on this machine.
 
     Args:
         models: What each variant loads.
@@ -101,6 +101,6 @@ def _joules(times: Timings, active_w: float) -> Timings:
 
 
 def seconds_here(spent_j: Mapping[str, float], prices: Prices) -> float:
-    """CPU seconds of this machine in the joules of each variant; a request that no variant answered has none."""
+    """CPU seconds on this machine, from the joules of each variant; a request that no variant answered has none."""
     here = prices.active_w.keys() - prices.upstreams
     return math.fsum(spent_j.get(name, 0.0) / prices.active_w[name] for name in sorted(here))

@@ -1,6 +1,6 @@
 """The figures of a served run, from its requests, its meter readings and the counterfactuals.
 
-A run of one service has its figures; a run of several has an entry a service and their total.
+A run of one service contains its figures; a run of several contains an entry for each service and their total.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from joulery.runtime.session.requests import OK, ROW, RequestColumns, Rows
 MODELLED, MEASURED = "modelled", "measured"
 """Basis of the baseline: replayed from profiles, or observed in periods of its own."""
 MOST_COMPARED = 2_000_000
-"""Answered requests of a service that are replayed under the baseline; of more, evenly spaced stretches are."""
+"""Most answered requests of a service to replay under the baseline; of more, evenly spaced stretches are replayed."""
 _STRETCH = 1000
 """Consecutive requests of one stretch."""
 
@@ -63,8 +63,8 @@ class ServedService:
         name: The service.
         owner: Owner that it is charged to.
         periods: ``(from_s, until_s)``: when the baseline served and was measured.
-        audit: How it was to be measured; None where it was not.
-        tally: What became of its periods; None where it was not audited.
+        audit: Settings of the baseline's measurement; None where it was not measured.
+        tally: Outcome of its periods; None where it was not audited.
         shadow: Live over modelled cost of each shadow replay, by variant.
         labels: Of each variant, how many labelled answers were right, and how many were labelled.
         floor_ratio: The accuracy that its answers were to keep in the mean; 0 for none.
@@ -187,7 +187,7 @@ class RunCost:
 
 
 def compared(served: ServedService) -> Counterfactual | None:
-    """The answered requests under the baseline; None where none was answered, or there is no baseline.
+    """Compare the answered requests with the baseline; None where none was answered, or there is no baseline.
 
     The baseline is the measured one where it served in enough periods, else the modelled one.
     """
@@ -388,8 +388,8 @@ def _machine_saving(
 ) -> dict[str, Any]:
     """The saving of the whole machine, idle power included, of its grams or joules.
 
-    With a measured baseline and one service it is measured as well. Else the joules above idle that the baseline takes
-    more are added to what was charged: gateway and idle power count as equal in both.
+    With a measured baseline and one service it is measured as well. Else the additional joules above idle of the
+    baseline are added to the charge: gateway and idle power count as equal in both.
     """
     in_grams = figures["saving_of"] == "grams"
     spent = run.counted_g if in_grams else run.energy_j
@@ -439,7 +439,7 @@ def with_baseline(
 
 
 def _extra(ticks: Sequence[Tick], served: ServedService, found: Counterfactual) -> FloatArray:
-    """By how much the baseline of one service exceeds it by each tick, CPU s x g/kWh, float64[ticks, 3].
+    """Excess of the baseline of one service over the service by each tick, CPU s x g/kWh, float64[ticks, 3].
 
     The columns are the estimate, its lower and its upper bound.
     """

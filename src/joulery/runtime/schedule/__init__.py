@@ -1,1 +1,1 @@
-"""The live scheduler of training jobs: looks at a cluster, asks the policy, has its decisions carried out."""
+"""The live scheduler of training jobs: reads a cluster, steps the policy and carries out its decisions."""

@@ -1,6 +1,6 @@
-"""From the plan of the last round to the next actions, on slots that are free or come free.
+"""Derive the next actions from the plan of the last round, on slots that are free or become free.
 
-Pure, and :func:`next_actions` is idempotent: after a crash it gives what is still to be done.
+The functions are pure, and :func:`next_actions` is idempotent: after a crash it returns the remaining actions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from joulery.runtime.schedule.rounds import StopRules, schedulable
 
 CLEANER = "waits for a cleaner hour, its deadline allows it"
 _NEXT_IN_LINE = 4
-"""A quarter of a pool's slots is next in line."""
+"""Jobs on a quarter of a pool's slots are next in line."""
 _ROUNDING = 1e-9
 
 
@@ -46,7 +46,7 @@ class PlannedAction:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Free room of a node."""
+    """Free capacity of a node."""
 
     slots: int
     cpus: float
@@ -62,7 +62,7 @@ class _Room:
         return max(0, count)
 
     def less(self, job: ClusterJob, slots: int) -> _Room:
-        """The rest without so many slots of the job; more with a negative number."""
+        """The capacity left without so many slots of the job; a negative number adds slots."""
         return _Room(
             self.slots - slots,
             self.cpus - slots * job.cpus_per_slot,
@@ -71,10 +71,10 @@ class _Room:
 
 
 class FreeSlots:
-    """Free slots by node, to try and to take.
+    """Free slots by node, for trial placements and for taking.
 
-    A job of ``spread`` false needs as few nodes as hold its slots, each with as many of them; the components of a
-    heterogeneous job need nodes of their own. A job runs only on the nodes of its pool that suit it
+    A job with ``spread`` false needs the fewest nodes that hold its slots, each with an equal number of them; the
+    components of a heterogeneous job need nodes of their own. A job runs only on the nodes of its pool that suit it
     (:attr:`ClusterJob.runs_on`).
     """
 
@@ -87,7 +87,7 @@ class FreeSlots:
             self._size[node.pool] = max(self._size.get(node.pool, 1), node.slots)
 
     def copy(self) -> FreeSlots:
-        """The same slots, to try with."""
+        """A copy of the slots, for trial placements."""
         made = object.__new__(FreeSlots)
         made._size, made._free = self._size, {pool: dict(nodes) for pool, nodes in self._free.items()}
         return made
@@ -111,7 +111,7 @@ class FreeSlots:
             self._free[job.pool][node], slots = nodes[node].less(job, count), slots - count
 
     def narrower(self, job: ClusterJob, slots: int) -> Iterator[int]:
-        """Fewer slots that the job may use, the most first: those of whole nodes of its pool, or of a part of one."""
+        """Smaller sizes that the job may use, the largest first: whole nodes of its pool, or a part of one."""
         size = self._size.get(job.pool, 1)
         return (fewer for fewer in range(slots - 1, job.min_slots - 1, -1) if fewer < size or fewer % size == 0)
 
@@ -161,7 +161,7 @@ class FreeSlots:
 
 
 class LimitGrowth:
-    """Growth of each limit's count by the starts that are under way.
+    """Growth of each limit's count by the starts in progress.
 
     Slurm judges one job against what runs. A second job that the same limit counts may exceed it together with the
     first, unless the jobs stopped for it are counted there, too.
@@ -176,7 +176,7 @@ class LimitGrowth:
             self._slots[limit] = self._slots.get(limit, 0) + slots
 
     def allows(self, job: ClusterJob, victims: list[ClusterJob]) -> bool:
-        """Whether the verdict on this job holds beside the starts under way, with the slots of the victims given up."""
+        """Whether the verdict on this job still holds with the starts in progress, once the victims give up slots."""
         return all(
             self._slots.get(limit, 0) <= sum(victim.slots for victim in victims if limit in victim.limits)
             for limit in job.limits
@@ -192,18 +192,18 @@ def next_actions(
     stops: StopRules | None = None,
     patient: frozenset[int] = frozenset(),
 ) -> list[PlannedAction]:
-    """The next action of every job that is not yet as the plan wants it.
+    """The next action of every job that does not match the plan yet.
 
-    A running job stops only when its successor could start there and then: the successor is released first, so that
-    the cluster judges it; only if the cluster says that nothing but slots is missing (:attr:`ClusterJob.judged`) and
-    the slots of the jobs to stop would hold it, do they stop; of jobs that one limit counts, one starts at a time. A
-    job that is resized stops when its new size fits. Slots beyond those reserved go to the waiting jobs, in order; a
-    blocked job reserves none. The next in line are released, too, so that they start the moment a job ends; all other
-    waiting jobs are held. Of an array so many waiting tasks are separated as its pool could run.
+    A running job stops only when its successor could start immediately. The successor is released first, so that the
+    cluster judges it. The running jobs stop only if the cluster reports that nothing but slots is missing
+    (:attr:`ClusterJob.judged`) and their slots would hold the successor. Of jobs that one limit counts, one starts at a
+    time. A job that is resized stops when its new size fits. Slots beyond those reserved go to the waiting jobs, in
+    order; a blocked job reserves none. The next in line are released, too, so that they start the moment a job ends;
+    all other waiting jobs are held. As many waiting tasks of an array are separated from it as its pool could run.
 
     Args:
         snapshot: The cluster.
-        target: Slots each job is to have, jobs that go first first; 0 for none, absent where nothing was decided yet.
+        target: Slots each job is to have, in order of precedence; 0 for none, absent where nothing was decided yet.
         waiting: The jobs that may start next, with the slots each wants.
         passive: Whether waiting jobs may start now.
         stops: Which running jobs may be stopped.
@@ -260,10 +260,10 @@ class _Actions:
             self._starting.add(action.job)
 
     def _keep_arrays(self) -> None:
-        """Hold what is left of an array as one, and separate as many waiting tasks as its pool could run, and one more.
+        """Hold the rest of an array as one job; separate as many waiting tasks as its pool could run, and one more.
 
-        More of them once half have started, in one command. Those that run do not count: with none of its tasks to
-        wait in line, an array that came first would let later jobs pass.
+        Further tasks are separated in one command once half of these have started. Running tasks do not count: an array
+        without a task waiting in line would let later jobs pass.
         """
         for job in self._snapshot.jobs:
             if job.tasks == 1 or job.exempt or job.state is not JobState.WAITING:
@@ -290,7 +290,7 @@ class _Actions:
                 self._add(Stop(job.id), f"suspended: {CLEANER}")
 
     def _start_planned(self) -> None:
-        """Waiting jobs of the plan: those released reserve their slots, the others are released if there is a way."""
+        """Start waiting jobs of the plan: released ones reserve their slots, the others are released where possible."""
         for number, want in self._target.items():
             job = self._by_id.get(number)
             if job is None or want == 0:
@@ -310,7 +310,7 @@ class _Actions:
                 self._add(Hold(job.id), f"waits for {want} slots")
 
     def _placed(self, job: ClusterJob, want: int) -> bool:
-        """Whether a waiting job has so many slots: free ones, some that come, or those of jobs to stop for it."""
+        """Whether a waiting job gets so many slots: free ones, some becoming free, or those of jobs to stop for it."""
         held = job.held_by_us or job.shape != want
         if self._free.take(job, want):
             self._coming.take(job, want)
@@ -334,16 +334,16 @@ class _Actions:
         return True
 
     def _narrower(self, job: ClusterJob, want: int) -> bool:
-        """Whether a job that may grow later has a place on fewer slots, while no jobs to stop hold so many together.
+        """Whether a job gets fewer slots, to grow later, while the jobs to stop do not hold enough slots together.
 
-        Slots that come free one by one on several nodes would never hold it.
+        Slots that become free one by one on several nodes would never hold its full size.
         """
         if not job.stoppable or self._needed(job, want, self._victims(job, young=True)):
             return False
         return any(self._placed(job, fewer) for fewer in self._free.narrower(job, want))
 
     def _victims(self, successor: ClusterJob, *, young: bool = False) -> list[ClusterJob]:
-        """Running jobs of the pool that the plan runs no longer, last of the ranking first; also ``young`` ones."""
+        """Running jobs of the pool that the plan no longer runs, last of the ranking first; also ``young`` ones."""
         rank = {number: at for at, (number, _) in enumerate(self._waiting)}
         found = [
             job
@@ -379,7 +379,7 @@ class _Actions:
     def _keeps_busy(self, successor: ClusterJob, want: int, victims: list[ClusterJob]) -> bool:
         """Whether the successor and the waiting jobs use as many slots as the victims give up.
 
-        One slot of four that a job gives up is no gain while the other three find no job.
+        To give up four slots for one is no gain while no job uses the other three.
         """
         without, trial = self._coming.copy(), self._coming.copy()
         for job in victims:
@@ -403,7 +403,7 @@ class _Actions:
                 yield job, min(max(want, job.min_slots), job.max_slots)
 
     def _needed(self, successor: ClusterJob, want: int, victims: Sequence[ClusterJob]) -> list[ClusterJob]:
-        """The fewest of the victims, the first of them first, whose slots hold the successor; none if all do not."""
+        """The fewest of the victims, in order, whose slots hold the successor; empty if those of all do not."""
         trial, chosen = self._coming.copy(), []
         for job in victims:
             chosen.append(job)
@@ -422,7 +422,7 @@ class _Actions:
         return chosen
 
     def _stop_resized(self) -> None:
-        """Stop jobs that go on at another size, if that size fits once their own slots are free."""
+        """Stop jobs that are to continue at another size, if that size fits once their own slots are free."""
         for job in self._jobs:
             want = self._target.get(job.id, job.slots)
             if job.state is not JobState.RUNNING or want in (0, job.slots) or not self._stops.allow(job):
@@ -445,7 +445,7 @@ class _Actions:
                 self._add(Release(job.id), "its mark outlived its hold, and would make an owner's later hold joulery's")
 
     def _start_waiting(self) -> None:
-        """Waiting jobs on slots that no planned job needs, in order, each if it fits."""
+        """Start waiting jobs, in order, on slots that no planned job needs, each if it fits."""
         for job, slots in self._startable(self._waiting):
             if self._free.take(job, slots):
                 free = self._snapshot.free
@@ -454,10 +454,10 @@ class _Actions:
     def _release_next(self) -> None:
         """Release the next in line of each pool where no planned job lacks slots.
 
-        The cluster starts them in order the moment a job ends, without waiting for the next look. Only jobs that any
-        running job would make room for: a wider one would keep the cluster from starting others behind it. Where it
-        would not, or the first in line has run out of patience, it is released whatever its width: narrower ones, which
-        take each slot the moment it comes free, would overtake it for ever.
+        The cluster starts them in order the moment a job ends, without waiting for the next tick. Only jobs are
+        released that any running job would make room for: a wider one would keep the cluster from starting others
+        behind it. Where it would not, or the first in line has run out of patience, the first is released whatever its
+        width: else narrower jobs, which take each slot the moment it becomes free, would overtake it for ever.
         """
         if not self._snapshot.self_starting:
             return

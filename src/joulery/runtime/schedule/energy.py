@@ -35,7 +35,7 @@ class SourceTotal:
         energy_j, slot_j: Its last totals.
         beside_j, beside_slot_j: Joules since then that were counted from other sources. When this source is back, its
             total includes that time, so they are subtracted.
-        covered_s: Time on slots that its total covers; 0 where it does not say.
+        covered_s: Time on slots that its total covers; 0 where the source does not report it.
     """
 
     energy_j: float
@@ -109,7 +109,7 @@ class StatedPower:
 
     Args:
         slot_w: Power of a busy slot.
-        share_w: What its share of the machine adds.
+        share_w: Power that a slot's share of the machine adds.
         clock_s: Seconds of a monotonic clock.
         after_s: How long a job must hold slots before its energy is assumed. A meter has this long to report the job
             first, so that no energy is both measured and assumed.
@@ -152,7 +152,7 @@ def grown_s(run: JobRun | None, before: JobRun | None, elapsed_s: float, *, hold
     Args:
         run: Its present or last run; None where the cluster times none.
         before: The run at the last look; None where it was not seen.
-        elapsed_s: Time since the last look: of a run not seen before no more than that counts.
+        elapsed_s: Time since the last look; a run not seen before counts for at most this.
         holds: Whether it holds slots now.
     """
     if run is None or math.isnan(run.held_s):
@@ -200,8 +200,8 @@ class JobMeter:
     board's energy and of the idle energy.
 
     Args:
-        meters: What reads the machine.
-        shares: What splits processor energy.
+        meters: Meters of the machine.
+        shares: Sources for splitting processor energy.
         placements: Where jobs run now, and the runs that ended since the last call.
         clock_s: Seconds of a monotonic clock.
     """
@@ -329,7 +329,7 @@ class JobMeter:
         return grown
 
     def _held_s(self, job: int, ended: Placement | None, now: Placement | None, elapsed_s: float) -> float:
-        """Time that a job held slots since the last update, in a run that ended and in one that goes on."""
+        """Time that a job held slots since the last update, in a run that ended and in one that continues."""
         last = self._placed.get(job)
         before = None if last is None else last.run
         if ended is None and now is None:  # the machine times no runs, and it was there at the last update
@@ -340,7 +340,7 @@ class JobMeter:
     def _unseen_cpu_s(
         self, ended: Placement, all_cpu_s: np.ndarray[tuple[int], np.dtype[np.float64]]
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Processor seconds of a run that is over that no reading of its processes has, by how busy each socket was."""
+        """Processor seconds of an ended run that no reading of its processes contains, by how busy each socket was."""
         seen_s = math.fsum(sum(self._cpu_s.get((ended.job, pid), ())) for pid in ended.pids)
         busy_s = np.maximum(all_cpu_s, 0.0)
         if not ended.cpu_s > seen_s or not busy_s.sum() > 0:
@@ -357,7 +357,7 @@ class JobMeter:
         )
 
     def _drop(self, placed: Mapping[int, Placement]) -> None:
-        """Close the readers of processes that are gone."""
+        """Close the readers of processes that have ended."""
         alive = {(job, pid) for job, placement in placed.items() for pid in placement.pids}
         for key in self._trees.keys() - alive:
             self._trees.pop(key).close()

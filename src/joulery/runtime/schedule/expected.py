@@ -62,7 +62,7 @@ def expected_starts(
 
 
 def _end_s(job: ClusterJob, state: SchedulerState, now_s: float) -> float:
-    """Time at which a job that has slots gives them back; infinite where that is unknown."""
+    """Time at which a job that has slots releases them; infinite where that is unknown."""
     if job.state is JobState.STOPPING:
         return now_s
     since_s = now_s if math.isnan(job.start_s) else job.start_s
@@ -92,7 +92,7 @@ def waiting_line(jobs: Sequence[ClusterJob], state: SchedulerState) -> list[Clus
 def why_waits(
     job: ClusterJob, state: SchedulerState, line: Sequence[ClusterJob], now_s: float
 ) -> tuple[int | None, str]:
-    """Place of a waiting job in the ranking, from 1, None where it has none, and why it waits.
+    """Rank of a waiting job, from 1, None where it has none, and the reason why it waits.
 
     Args:
         job: The job.
@@ -172,7 +172,7 @@ def job_forecasts(
 def new_forecasts(
     snapshot: ClusterSnapshot, state: SchedulerState, g_per_kwh: float, now_s: float
 ) -> Iterator[tuple[int, JobForecast]]:
-    """The first forecast of each kind of each job (:func:`job_forecasts`): those that are compared with what comes."""
+    """The first forecast of each kind of each job (:func:`job_forecasts`), to be compared with its outcome."""
     for job, made in job_forecasts(snapshot, state, g_per_kwh, now_s).items():
         known = {forecast.kind for forecast in state.forecasts.get(job, ())}
         yield from ((job, forecast) for forecast in made if forecast.kind not in known)
@@ -185,7 +185,7 @@ class ForecastOutcome:
     Attributes:
         job: The job.
         forecast: What was expected.
-        outcome: What came, in the same unit.
+        outcome: Actual value, in the same unit.
         score: The comparison.
     """
 
@@ -195,7 +195,7 @@ class ForecastOutcome:
     score: ForecastScore
 
     def as_dict(self) -> dict[str, Any]:
-        """For the log: what was expected, when, and what came."""
+        """The log entry: the expected value, when it was predicted, and the outcome."""
         made = self.forecast
         interval = {"low": made.low, "high": made.high, "inside": self.score.inside}
         fields = {"made_s": made.made_s, "expected": made.amount, "outcome": self.outcome}

@@ -26,7 +26,7 @@ class GridIntensity:
         mean_g_per_kwh: Mean of the window; NaN when unknown.
         basis: What the mean is of: ``forecast``, ``history`` or ``nothing``.
         ahead_g_per_kwh: Intensity expected in each hour from now on; None without a forecast.
-        expected_g_per_kwh: What the forecast says of now; NaN where it does not.
+        expected_g_per_kwh: Forecast intensity of now; NaN without one.
     """
 
     g_per_kwh: float
@@ -42,7 +42,7 @@ class GridIntensity:
 
 
 class IntensityTracker:
-    """A cached source of intensity; an intensity that the source does not know stays unknown.
+    """A cached source of intensity; values that the source does not have stay unknown.
 
     Args:
         source: The source; None where the site has none.
@@ -110,7 +110,7 @@ class IntensityTracker:
 
 
 def _hours(ahead: CarbonSeries, now_s: float, window_s: float) -> FloatArray:
-    """Mean intensity of each hour from now on, up to the first that the forecast does not know."""
+    """Mean intensity of each hour from now on, up to the first hour that the forecast does not cover."""
     hours = np.array([ahead.mean(now_s + at, now_s + at + 3600.0) for at in np.arange(0.0, window_s - 3599.0, 3600.0)])
     unknown = np.flatnonzero(np.isnan(hours))
     return hours[: unknown[0]] if len(unknown) else hours

@@ -1,6 +1,6 @@
-"""Polling: loops of the scheduler and of the node agent until a signal ends them, and looks at a cluster.
+"""Polling loops of the scheduler and of the node agent, which a signal ends, and snapshots of a cluster.
 
-A cluster that does not answer is logged once; without the right to look there is a pause.
+A cluster that does not answer is logged once. Without the right to read it, the reader pauses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from joulery.runtime.schedule.scheduler import Scheduler
 
 PAUSE_S = 300.0
-"""Without a right nothing is tried for this long."""
+"""Seconds for which nothing is tried after a right was missing."""
 _SETTLED_TICKS = 2
 
 
@@ -84,9 +84,9 @@ def run_scheduler(
 
     Args:
         scheduler: The scheduler.
-        poll_s: From one tick to the next.
+        poll_s: Seconds from one tick to the next.
         stop: Ends the loop.
-        say: Receives why nothing is done, once, and that it goes on.
+        say: Receives a message when the disk refuses writes, once, and when it accepts them again.
     """
     before_s: float | None = None
     refused = ""

@@ -1,4 +1,4 @@
-"""Released jobs that the cluster does not start, whose slots go to others; holds that are to be released."""
+"""Find released jobs that the cluster does not start, whose slots go to others, and holds that are to be released."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from joulery.runtime.schedule.actions import FreeSlots, PlannedAction
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Since when a released job fits, and whether the cluster had judged it then."""
+    """Time since which a released job fits, and whether the cluster had judged it by then."""
 
     since_s: float
     judged: bool
@@ -19,11 +19,11 @@ class _Fit:
 
 @dataclass(slots=True)
 class ReleasedJobs:
-    """Watches planned jobs that are released from one look at the cluster to the next.
+    """Tracks planned jobs that are released, from one snapshot of the cluster to the next.
 
-    Jobs are looked at in their order, and each takes its slots before the next one is looked at: a job that waits for
-    those before it is not one that the cluster does not start. A job has ``start_s`` from the look at which its slots
-    were first free: slots may take longer to come free, where a stopped job uses its grace.
+    Jobs are checked in order, and each takes its slots before the next one is checked: a job that waits for earlier
+    ones does not count as one that the cluster does not start. A job has ``start_s`` from the snapshot in which its
+    slots were first free: slots may take longer to become free, where a stopped job uses its grace.
 
     Args:
         start_s: How long a job may take to start on free slots.
@@ -39,13 +39,13 @@ class ReleasedJobs:
         """The jobs that give their slots to others, and why.
 
         A job gives them up at once where the cluster judged it while they were free, or started a job that was not
-        before it on them; else after ``start_s``: a verdict from before they were free says nothing.
+        before it on them; else after ``start_s``: a verdict from before they were free is not counted.
 
         Args:
             snapshot: The cluster.
-            target: Slots planned for each job, jobs that go first first; 0 for none.
+            target: Slots planned for each job, in order of precedence; 0 for none.
             now_s: Unix seconds.
-            released_s: When a job was seen released first, Unix seconds; asked of every released job.
+            released_s: Returns when a job was first seen released, Unix seconds; called for every released job.
         """
         free, before, refused = FreeSlots(snapshot), self._fits, dict[int, str]()
         waited, self._fits, overtaken = self._waited, {}, True
@@ -81,7 +81,7 @@ class ReleasedJobs:
 
 
 def orphaned_holds(snapshot: ClusterSnapshot, known: frozenset[int]) -> list[PlannedAction]:
-    """Releases of the jobs that joulery holds and the journal does not know."""
+    """Releases of the jobs that joulery holds and that are not in the journal."""
     if not snapshot.self_starting:
         return []
     return [

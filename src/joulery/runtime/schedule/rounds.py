@@ -1,6 +1,6 @@
-"""A round of the scheduler: what the policy sees of each pool of slots, and the plan that its decisions make of it.
+"""Plan a round of the scheduler: the policy's view of each pool of slots, and the plan made from its decisions.
 
-A pool is planned class by class of the cluster's own priority.
+Each pool is planned by classes of the cluster's own priority, one class after the other.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def schedulable(snapshot: ClusterSnapshot) -> tuple[ClusterJob, ...]:
 
 
 def fresh_tasks(snapshot: ClusterSnapshot) -> dict[int, set[int]]:
-    """By array, its tasks that wait and never ran."""
+    """Waiting tasks that never ran, by array."""
     found: dict[int, set[int]] = {}
     for job in schedulable(snapshot):
         if job.array and job.state is JobState.WAITING and not job.restarts:
@@ -104,7 +104,7 @@ class StopRules:
     patience_s: float = math.inf
 
     def allow(self, job: ClusterJob, *, young: bool = False) -> bool:
-        """Whether this running job may be stopped; ``young``: once it has run for a while."""
+        """Whether this running job may be stopped; with ``young``, whether it may be once it has run long enough."""
         too_young = self.now_s - job.start_s < self.least_run_s  # False where the start is unknown
         return job.stoppable and (young or not too_young) and (self.jobs is None or job.id in self.jobs)
 
@@ -125,7 +125,7 @@ def cluster_view(
     gpus: int,
     round_s: float = 1800.0,
 ) -> ClusterView:
-    """The policy's view at a round. Where the intensity is unknown it shows no power either, and nothing shifts.
+    """The policy's view at a round. Where the intensity is unknown it has no power either, and no job is shifted.
 
     Args:
         jobs: The jobs to rank, each with its kind in ``state.kinds``.
@@ -172,9 +172,9 @@ def cluster_view(
 
 
 def _place(job: ClusterJob, submitted_s: float) -> tuple[float, bool, bool, int]:
-    """Of jobs submitted together those that run go first, so that none stops another.
+    """Sort key of a job: of jobs submitted together the running ones go first, so that none stops another.
 
-    What is left of an array has the array's own number, the least of all, and is its last task.
+    The rest of an array has the array's own number, the least of all, and is sorted as its last task.
     """
     return submitted_s, job.state is not JobState.RUNNING, job.id == job.array, job.id
 
@@ -195,7 +195,7 @@ def _deadlines(jobs: Sequence[ClusterJob], grid: GridIntensity) -> dict[str, Any
 class _Plan:
     """The plan of a round while its groups are planned.
 
-    A policy sees the jobs of one group at a time; what it keeps of other jobs stays in its document.
+    A policy sees the jobs of one group at a time; its state of other jobs stays in its document.
     """
 
     def __init__(self, policy: Mapping[str, Any] | None) -> None:
@@ -228,7 +228,7 @@ class RoundPlanner:
     """Plans rounds.
 
     Args:
-        policy: Decides.
+        policy: The training policy.
         timing: Times of the scheduler.
         log: Writes ``(kind, fields)`` to the log of the run.
         priority_step: Points of the cluster's own priority that make a class; 0 for one class.
@@ -325,7 +325,7 @@ class RoundPlanner:
     ) -> list[tuple[int, int]]:
         """Waiting jobs in order with those the cluster would not start now, each in its turn.
 
-        The policy does not see a blocked job, so it takes no slots; it stands before the jobs of its pool and class
+        The policy does not see a blocked job, so it takes no slots; it is placed before the jobs of its pool and class
         that came after it. Without a place it would start last once its limit allows.
         """
         by_id = {job.id: job for job in snapshot.jobs}
@@ -380,8 +380,8 @@ class RoundPlanner:
     ) -> Iterator[tuple[int, int]]:
         """One order of the jobs of all pools: each pool's own, merged by class and then by submission.
 
-        Pools share limits, such as a user's or that of a license. With one pool after another the first would take
-        what the limit leaves.
+        Pools share limits, such as a user's or that of a license. If pools followed one another, the first would take
+        all that the limit leaves.
         """
         lines: dict[str, list[tuple[int, int]]] = {}
         for entry in planned:

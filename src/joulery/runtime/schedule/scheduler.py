@@ -1,4 +1,4 @@
-"""The scheduler: one look at the cluster after another, a round of the policy every quantum."""
+"""The scheduler: reads the cluster at every tick, and makes a round of the policy every quantum."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _MEASUREMENTS = ("tallies", "forecast", "scored")
 _REFUSED_QUANTA = 4
 _PATIENCE_QUANTA = 3
 _LEAST_PROGRESS = 0.02
-"""Less progress than this is nothing to lose."""
+"""Progress below this is not checked for loss."""
 
 
 class EnergySource(Protocol):
@@ -79,13 +79,13 @@ class Explains(Protocol):
     """A cluster that shows its users why jobs wait."""
 
     def explain(self, texts: Mapping[int, str]) -> str:
-        """Show the text of each held job; why that cannot be done, once, else empty."""
+        """Show the text of each held job; return the reason where that fails, once, else an empty text."""
         ...
 
 
 @dataclass(slots=True)
 class TickResult:
-    """The result of one look at the cluster.
+    """The result of one tick of the scheduler.
 
     Attributes:
         snapshot: The cluster; None when it did not answer.
@@ -111,11 +111,11 @@ class TickResult:
 
 
 class Scheduler:
-    """Drives on a real cluster the same policy object that simulations drive.
+    """Runs on a real cluster the same policy object that simulations run.
 
     Args:
         backend: The cluster.
-        policy: Decides.
+        policy: The training policy.
         journal: Events so far; every further event is appended before it is acted on.
         energy: Counts the energy of jobs.
         intensity: Carbon intensity of the grid.
@@ -127,7 +127,7 @@ class Scheduler:
             one class.
 
     Attributes:
-        state: The fold of the journal's events.
+        state: State after the journal's events.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Scheduler:
         self._unrecorded: dict[int, JobEnergy] = {}
 
     def tick(self, now_s: float, elapsed_s: float | None = None, *, round_now: bool = False) -> TickResult:
-        """Look at the cluster, count energy, make a round if one is due, and apply the actions that are due.
+        """Read the cluster, count energy, make a round if one is due, and apply the actions that are due.
 
         A cluster that does not answer is left unchanged until it does; a failed action is tried again at the next tick.
 
@@ -215,7 +215,7 @@ class Scheduler:
     def record(self, kind: str, **fields: Any) -> None:
         """Append an event to the journal and apply it; in mode ``advise`` only apply it.
 
-        Decisions are on the disk before they are acted on; measurements are, with the next decision.
+        Decisions are on the disk before they are acted on; measurements reach it with the next decision.
         """
         journaled = self._mode is not Mode.ADVISE
         sync = kind not in _MEASUREMENTS
@@ -233,7 +233,7 @@ class Scheduler:
             self.record("plan", **plan_event(self.state, policy=None))
 
     def _act(self, snapshot: ClusterSnapshot, now_s: float, tick: TickResult) -> None:
-        """The ranking of a new round first, so that freed slots go to the jobs they were freed for; then the rest."""
+        """Apply the ranking of a new round first, so that freed slots go to the right jobs; then the other actions."""
         state = self.state
         if tick.reorder and snapshot.self_starting:
             came = "a stopped job is back" if self._came_back(snapshot) else "a job of a higher class of priority came"
@@ -249,7 +249,7 @@ class Scheduler:
                 self._do(planned, tick)
 
     def _explain(self, snapshot: ClusterSnapshot, now_s: float, tick: TickResult) -> None:
-        """Show in the cluster why jobs wait: a look after each round, and after a hold for jobs without a text."""
+        """Show in the cluster why jobs wait: one tick after each round, and after a hold for jobs without a text."""
         if not isinstance(self._backend, Explains) or self._mode is not Mode.ACT or tick.unreachable:
             return
         if self._explain_next:
@@ -266,7 +266,7 @@ class Scheduler:
         return not now_s < self.state.next_round_s or self.state.next_round_s - now_s > self._timing.quantum_s
 
     def _inherit(self, snapshot: ClusterSnapshot) -> None:
-        """A job that continues under another number keeps its place, its cost and the policy's state of it."""
+        """Transfer the place, the cost and the policy's state of a job that continues under another number."""
         for job in snapshot.jobs:
             if job.follows and not self.state.knows(job.id) and self.state.knows(job.follows):
                 self.record("follows", job=job.id, after=job.follows)
@@ -283,7 +283,7 @@ class Scheduler:
             self.record("known", jobs={}, kinds=[], priority={str(job): p for job, p in changed.items()})
 
     def _check_starts(self, snapshot: ClusterSnapshot, now_s: float) -> None:
-        """A released job that the cluster does not start on free slots gives them back for four quanta."""
+        """Refuse slots for four quanta to released jobs that the cluster does not start on free slots."""
         if self._mode is not Mode.ACT or not snapshot.self_starting:
             return
         refused = self._released.look(snapshot, self.state.target, now_s, lambda job: self._released_s(job, now_s))
@@ -291,7 +291,7 @@ class Scheduler:
             self._refuse(job, now_s, text)
 
     def _released_s(self, job: int, now_s: float) -> float:
-        """Time at which a job was seen released first; recorded at that look."""
+        """Time at which a job was first seen released; recorded at that tick."""
         if job not in self.state.released_s:
             self.record("released", job=job, at_s=now_s)
         return self.state.released_s[job]
@@ -301,7 +301,7 @@ class Scheduler:
         self._log("note", {"text": f"job {job} {text}: its slots go to others", "job": job})
 
     def _judged(self, snapshot: ClusterSnapshot, now_s: float) -> ClusterSnapshot:
-        """The snapshot with what was learnt of jobs: those that do not start, and those that lose their progress."""
+        """The snapshot with jobs marked that do not start, and those that lose their progress when stopped."""
         refused, unsaved = self.state.refused, self.state.unsaved
         if not refused and not unsaved:
             return snapshot
@@ -314,7 +314,7 @@ class Scheduler:
         return replace(snapshot, jobs=tuple(jobs))
 
     def _adopt(self, snapshot: ClusterSnapshot) -> None:
-        """Jobs that run at another size than planned, and that the round does not move, run on as they are."""
+        """Adopt the size of running jobs that differ from the plan and that the round does not move."""
         stops = self.state.stops
         for job in schedulable(snapshot):
             running = job.state is JobState.RUNNING and self.state.target.get(job.id) != job.slots
@@ -322,7 +322,7 @@ class Scheduler:
                 self.record("started", job=job.id, slots=job.slots)
 
     def _close_month(self, now_s: float) -> None:
-        """Log what each job had cost at the last look of a month that is over: statements cut jobs there."""
+        """Log the cost of each job as of the last tick of a month that is over: statements divide jobs there."""
         month, before = month_of(now_s, UTC), self.state.month
         if month <= before:  # also where the clock was set back
             return
@@ -366,13 +366,13 @@ class Scheduler:
             self._log("note", {"text": f"job {job.id} saves no progress: it is not stopped again", "job": job.id})
 
     def _check_forecasts(self, snapshot: ClusterSnapshot, now_s: float) -> None:
-        """Record and log what became of forecasts."""
+        """Record and log the outcomes of forecasts."""
         for known in outcomes(snapshot, self.state, now_s):
             self.record("scored", job=known.job, **scored_fields(known.score))
             self._log("forecast", known.as_dict())
 
     def _forget(self, snapshot: ClusterSnapshot) -> None:
-        """Jobs that are over, or that the cluster no longer knows, leave the state; their cost goes to the log."""
+        """Remove jobs that are over, or that the cluster no longer lists, from the state; log their cost."""
         alive = {job.id for job in snapshot.jobs if not job.state.over}
         ended = {job.id: job for job in snapshot.jobs if job.state.over}
         state = self.state
@@ -414,8 +414,7 @@ class Scheduler:
         return ahead
 
     def _came_back(self, snapshot: ClusterSnapshot) -> bool:
-        """Whether a job that ran waits since the last ranking: on the cluster it has the rank from before it ran still,
-        and might start before the job that it was stopped for."""
+        """Whether a stopped job waits again since the last ranking: its old rank might put it before its successor."""
         back = (job.id for job in snapshot.jobs if job.restarts and job.id not in self._ranked)
         return snapshot.self_starting and not _waiting(snapshot).isdisjoint(back)
 
@@ -426,7 +425,7 @@ class Scheduler:
         return Order(tuple(job for job, _ in entries))
 
     def _do(self, planned: PlannedAction, tick: TickResult) -> None:
-        """One action: recorded, applied in mode ``act``, and logged with its outcome."""
+        """Record an action, apply it in mode ``act``, and log it with its outcome."""
         action = planned.action
         if isinstance(action, Order) and not action.jobs:
             return
@@ -474,7 +473,7 @@ def _waiting(snapshot: ClusterSnapshot) -> frozenset[int]:
 def release_all(backend: ClusterBackend) -> list[int]:
     """Release every job that joulery holds, and return their numbers.
 
-    A mark without a hold goes, too: its owner's own hold would be taken for joulery's.
+    A mark without a hold is removed, too: its owner's own hold would be taken for joulery's.
 
     Raises:
         CapabilityError: The cluster does not answer.

@@ -1,11 +1,11 @@
 """Energy counted by the node agents, in files on a shared disk: agents append, the scheduler reads.
 
-Lines hold totals, of the jobs whose total has changed since it was written last, so a line that could not be written is
-made up by the next one, and neither side needs the other to be there.
+Each line contains the totals of the jobs whose total has changed since it was last written. The next line makes up for
+a line that could not be written, and neither side needs the other to run.
 
-A file goes when another has taken its totals over: an agent that starts, or whose own file has grown, begins a new file
-with the totals of what its node left behind, names the files it **carries**, and only then deletes them. The reader
-leaves carried files out, so neither the order in which it sees the files nor the death of the agent matters.
+A file is deleted when another has taken over its totals: an agent that starts, or whose own file has grown, begins a
+new file with the totals of the files left on its node, lists the files that it **carries**, and only then deletes them.
+The reader leaves carried files out, so neither the order in which it sees the files nor the death of the agent matters.
 Files are taken over under a lock of the node, from agents that have ended. A total that nothing was added to for
 :data:`KEEP_S` is left out of a new file; that time is counted by a monotonic clock, while agents run.
 """
@@ -32,13 +32,13 @@ from joulery.store.files import disk_errors, write_atomically
 from joulery.store.leases import lives, owner_of
 
 KEEP_S = 30 * 86_400.0
-"""Least time for which a total that nothing is added to is kept: longer than a stopped job waits to go on, and long
+"""Least time for which a total that nothing is added to is kept: longer than a stopped job waits, and long
 enough for a scheduler that is away to come back."""
 LARGEST_BYTES = 1_000_000
-"""A file that is larger, and twice as large as it began, is begun anew."""
+"""A file larger than this, and than twice its first size, is continued in a new file."""
 _SUFFIX = ".jsonl"
 _LOOKS = 3
-"""Most looks at the folder where a file goes meanwhile."""
+"""Most readings of the folder where a file is deleted meanwhile."""
 _MACHINE = Path("/etc/machine-id")
 
 Total = tuple[float, float, Quality]
@@ -55,7 +55,7 @@ class SpoolFileState:
         up_s: Seconds from its beginning to its last line.
         carries: Names of the files whose totals are among these.
         machine, owner: Host and process that write it; empty and None in files of earlier versions.
-        offset: Up to where it was read.
+        offset: Byte up to which it was read.
     """
 
     totals: dict[int, Total] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class SpoolFileState:
     offset: int = 0
 
     def read_on(self, file: Path) -> str:
-        """Read what is new; what is wrong with a line of it, empty for nothing.
+        """Read the new lines; return the fault of a line that cannot be read, empty for none.
 
         Raises:
             OSError: It cannot be read.
@@ -121,13 +121,13 @@ class SpoolWriter:
     """Writes totals of a node agent, one file at a time.
 
     Args:
-        folder: Where it goes.
+        folder: Folder of the files.
         node: The node.
         session: Distinguishes this agent from others of the node.
         machine: Which machine this is; files of dead agents of this node and machine are taken over. Empty: none.
         owner: The writing process; this one unless given.
         clock_s: Seconds of a monotonic clock.
-        largest_bytes: When a file is begun anew.
+        largest_bytes: Size above which a new file is begun.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class SpoolWriter:
         self._torn = False
 
     def write(self, now_s: float, totals: Mapping[int, JobEnergy]) -> bool:
-        """Append the totals that are new; False when the disk is away; the next call writes them.
+        """Append the changed totals; return False when the disk fails, in which case the next call writes them.
 
         Args:
             now_s: Unix seconds, for people.
@@ -200,7 +200,7 @@ class SpoolWriter:
             self._open(now_s, self._path, self._carried, set(left))
 
     def _begin_anew(self, now_s: float) -> None:
-        """Go on in another file with the totals of this one."""
+        """Continue in another file with the totals of this one."""
         with self._alone() as alone:
             if not alone:
                 return
@@ -229,7 +229,7 @@ class SpoolWriter:
         self._behind = {name for name in behind if not _deleted(self._folder / name)}
 
     def _left_behind(self) -> dict[str, SpoolFileState]:
-        """Files of dead agents of this node on this machine; none where one cannot be read, for what it may carry."""
+        """Files of dead agents of this node on this machine; none where one, which may carry others, is unreadable."""
         found: dict[str, SpoolFileState] = {}
         elsewhere: set[str] = set()
         for file in _files(self._folder):
@@ -250,7 +250,7 @@ class SpoolWriter:
         return {name: seen for name, seen in found.items() if name not in elsewhere}
 
     def _clear_drafts(self) -> None:
-        """Files that an agent was killed over."""
+        """Delete the drafts of agents that were killed while writing."""
         for draft in self._folder.iterdir():
             if draft.name.startswith(f".{self._node}.") and draft.suffix == ".tmp":
                 draft.unlink(missing_ok=True)
@@ -275,7 +275,7 @@ class SpoolReader:
 
     Args:
         folder: Where agents write.
-        note: Receives lines and files that cannot be read, once a file.
+        note: Receives a message on lines and files that cannot be read, once per file.
     """
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
@@ -285,7 +285,7 @@ class SpoolReader:
         self._noted: set[Path] = set()
 
     def read(self, snapshot: ClusterSnapshot) -> dict[int, JobEnergy]:
-        """Totals of the jobs of the snapshot that any agent has seen; what cannot be read now is as it was."""
+        """Totals of the jobs of the snapshot that any agent has seen; totals not readable now stay as they were."""
         try:
             self._look()
         except OSError as error:
@@ -295,10 +295,10 @@ class SpoolReader:
         return {job: JobEnergy(*total, "agents") for job, total in found.items() if job in wanted}
 
     def _look(self) -> None:
-        """Read on in all files.
+        """Read the new lines of all files.
 
         Raises:
-            OSError: One cannot be read.
+            OSError: A file cannot be read.
         """
         for _ in range(_LOOKS):
             seen = {file.name: self._read_on(file) for file in _files(self._folder)}
@@ -313,7 +313,7 @@ class SpoolReader:
             most |= {job: total for job, total in _uncarried(files).items() if total > most.get(job, (-1.0,))}
 
     def _read_on(self, file: Path) -> SpoolFileState | None:
-        """State of a file by now; None where it is not there any more: another carries it, and was not there yet."""
+        """Present state of a file; None where it was deleted, because a file that was not listed yet carries it."""
         seen = self._files.get(file.name, SpoolFileState())
         try:
             trouble = seen.read_on(file)
@@ -338,7 +338,7 @@ def _node_of(name: str) -> str:
 
 
 def _deleted(file: Path) -> bool:
-    """True once a file is gone; one that cannot be deleted is carried on, and tried again with the next file."""
+    """Delete a file; False where that fails: it stays carried, and is tried again with the next file."""
     try:
         file.unlink(missing_ok=True)
     except OSError:
@@ -347,7 +347,7 @@ def _deleted(file: Path) -> bool:
 
 
 def _ended(owner: Owner) -> bool:
-    """True where a process surely runs no more: one that the kernel hides from this user may."""
+    """Whether a process has surely ended; one that the kernel hides from this user may still run."""
     if lives(owner):
         return False
     try:
@@ -368,7 +368,7 @@ def _locked(fd: int) -> bool:
 
 
 def _uncarried(left: Mapping[str, SpoolFileState]) -> dict[int, Total]:
-    """The sum of a node's files, those left out that another of them carries."""
+    """The sum of a node's files, without those that another of them carries."""
     carried = set().union(*(seen.carries for seen in left.values()))
     return summed(seen.totals for name, seen in left.items() if name not in carried)
 

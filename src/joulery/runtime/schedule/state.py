@@ -1,8 +1,8 @@
-"""The scheduler's state: the fold of its journal's events, and nothing beside it.
+"""The scheduler's state, derived from the events of its journal alone.
 
 The scheduler appends an event to the journal and applies it with :func:`apply_event`; after a restart
-:func:`replay_events` applies them and gives the same state. The cluster is the truth about jobs; the state holds what
-was decided for them and what was measured of them. An event is on the disk before the scheduler acts on it.
+:func:`replay_events` applies them and gives the same state. The cluster is authoritative for its jobs; the state holds
+the decisions on them and their measurements. An event is on the disk before the scheduler acts on it.
 
 =============  ==============================================================================================
 event          fields
@@ -22,7 +22,7 @@ event          fields
 ``forecast``   ``job`` and the fields of a forecast of it
 ``scored``     ``job``, ``of``, ``error``, ``inside``: what became of a forecast
 ``forecasts``  ``made``, ``scores``: all of them; a compacted journal has it
-``gone``       ``job``: the job ended, or the cluster no longer knows it
+``gone``       ``job``: the job ended, or the cluster no longer lists it
 ``tallies``    ``jobs``: tally, energy sources and owner of each job whose measurements changed
 =============  ==============================================================================================
 """
@@ -62,7 +62,7 @@ class SchedulerState:
         next_round_s: When running jobs may be moved again, Unix seconds.
         kinds: Recurring kinds of jobs; the index of a kind is the policy's number of it.
         tallies: What each job cost and how well it runs.
-        submitted_s: First submission of each job, Unix seconds; Slurm forgets it when it requeues a job.
+        submitted_s: First submission of each job, Unix seconds; Slurm loses it when it requeues a job.
         energy_seen: Last totals of each energy source, by job.
         who: Owner, name, partition and account of each job: reports need no cluster.
         stops: Running jobs that the last round moves; None for every job whose size differs from the plan's.
@@ -74,9 +74,9 @@ class SchedulerState:
         hold_slack_s: Jobs that come before the next round and need not start for longer than this wait for it.
         holds: How many jobs with a deadline may still do so, by pool.
         ended_slot_s: Slot-seconds of the jobs that ended last, oldest first.
-        month: Calendar month of the last look, UTC, as ``2026-11``; empty before the first.
+        month: Calendar month of the last tick, UTC, as ``2026-11``; empty before the first.
         forecasts: Forecasts of a job whose outcome is not known yet, by job.
-        scores: What became of the last forecasts, oldest first.
+        scores: Scores of the last forecasts, oldest first.
     """
 
     policy: Mapping[str, Any] | None = None

@@ -20,7 +20,7 @@ from joulery.runtime.schedule.state import SchedulerState, replay_events
 BY = ("owner", "account", "name", "partition", "state", "job", "cluster", "month")
 """Keys that jobs can be grouped by."""
 SEPARATOR = " / "
-"""Between the values of several keys."""
+"""Separator between the values of several keys."""
 _OVER, _MONTH = b'"over"', b'"month"'
 _BLOCK = 1 << 18
 """Bytes of a log that are read at once from its end."""
@@ -63,14 +63,15 @@ class LiveUse:
 
     @property
     def shown_quality(self) -> str:
-        """Empty where no joule was counted."""
+        """The quality as text; empty where no joule was counted."""
         return str(self.quality) if self.energy_j > 0 else ""
 
 
 def state_folders(*folders: Path) -> dict[str, Path]:
     """State folders by the name of their cluster, which is empty for that of a site with one.
 
-    A folder stands for itself and for the folders of a site's clusters in it. Of several, each has its folder's name.
+    A folder stands for itself and for the folders of a site's clusters in it. Where there are several, each is named by
+    its folder.
 
     Raises:
         ConfigError: One of them holds no scheduler's state.
@@ -96,9 +97,9 @@ def used_by(
 ) -> tuple[tuple[LiveUse, ...], LiveUse]:
     """Use by key, most joules first (with ``month``, months in order), and the total. Times are Unix seconds.
 
-    A job that ended after ``since_s``, or still runs, counts whole. Cut by month, a job counts in each calendar month
-    (UTC) with what it used up to the scheduler's last look in it; the months add up to the job. The cost of a job that
-    ended and was started again under its number (Slurm requeues failed jobs) is the sum.
+    A job that ended after ``since_s``, or still runs, counts whole. Divided by month, a job counts in each calendar
+    month (UTC) with what it used up to the scheduler's last look in it; the months add up to the job. The cost of a job
+    that ended and was started again under its number (Slurm requeues failed jobs) is the sum.
 
     Args:
         folders: State folder of the scheduler, or of several, as :func:`state_folders` reads them.
@@ -107,7 +108,7 @@ def used_by(
         month: Only what was used in this month, as ``2026-11``; None for all.
 
     Raises:
-        ConfigError: ``by`` is no key, or a folder holds no scheduler's state.
+        ConfigError: ``by`` is not a key, or a folder holds no scheduler's state.
         DataError: No job ended since then and none runs, or none ran in the month.
     """
     names = by.split(",")
@@ -184,7 +185,7 @@ def job_costs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _pieces(row: Mapping[str, Any], cuts: Mapping[str, Mapping[str, Any]], last_month: str) -> list[dict[str, Any]]:
-    """The cost of a job cut into months: what had been counted at the end of each, less what was before."""
+    """The cost of a job divided into months: the count at the end of each, less that at the end before."""
     marks = [(month, cuts[month]) for month in sorted(cuts) if month < last_month] + [(last_month, row)]
     before, pieces = dict.fromkeys(_COSTS, 0.0), []
     for month, mark in marks:
@@ -205,7 +206,7 @@ def _job_entries(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def ended_jobs(folder: Path, since_s: float = -math.inf) -> list[dict[str, Any]]:
-    """The cost of jobs that ended after a time, the last to end last; no more is read than was written since."""
+    """The cost of jobs that ended after a time, in order of their end; logs are read back only to that time."""
     found = []
     logs = ((log.stat().st_mtime, log) for log in (folder / "runs").glob("*/log.jsonl"))
     for _, log in sorted((at for at in logs if at[0] >= since_s), reverse=True):
@@ -237,7 +238,7 @@ def lines(file: Path, *words: bytes) -> Iterator[dict[str, Any]]:
 
 
 def lines_backwards(file: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a log, the last one first; only as much of the file is read as is asked for."""
+    """The entries of a log, the last one first; the file is read only as far as needed."""
     with file.open("rb") as log:
         at, rest = log.seek(0, os.SEEK_END), b""
         while at > 0:

@@ -107,7 +107,7 @@ def watch_lock(
         open_backend: Opens the cluster.
         say: Receives a line for each attempt.
         relieved: Whether another watchdog has taken over.
-        sleep, clock_s: Time.
+        sleep, clock_s: Time functions.
 
     Returns:
         The number of jobs released.

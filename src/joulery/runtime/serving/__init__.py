@@ -1,1 +1,1 @@
-"""Services that run: engine, load, controllers, ticks, the summary."""
+"""Run services: engine, load, controllers, ticks and the summary."""

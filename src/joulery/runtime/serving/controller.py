@@ -1,4 +1,4 @@
-"""Runs the policy of each service: observes, steps, and has the engine run the layout it chooses."""
+"""Run the policy of each service: observe, step, and make the engine run the chosen layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from joulery.steady_time import unix_s
 class TrialArbiter:
     """Lets one service at a time try layouts: two on trial at once would disturb one another's measurements.
 
-    A turn lasts from the first trial to what the service settles on; the others go in the order they asked.
+    A turn lasts from the first trial until the service settles on a layout; the others follow in order of request.
     """
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class Revision:
     """Changes of a running service.
 
     Attributes:
-        setup: The service from now on: its variants, its SLO.
-        chosen: Its policy from now on.
-        anew: Whether that policy remembers nothing of what the former one decided.
+        setup: New setup of the service: its variants, its SLO.
+        chosen: New policy of the service.
+        anew: Whether the new policy starts without the state of the former one.
     """
 
     setup: ServiceSetup
@@ -72,7 +72,7 @@ class Revision:
 
 
 class PolicyControl:
-    """One policy a service. Implements :class:`joulery.runtime.serving.session.Control`.
+    """Runs one policy for each service. Implements :class:`joulery.runtime.serving.session.Control`.
 
     Args:
         services: The running services by name, each with a policy.
@@ -138,7 +138,7 @@ class PolicyControl:
                 await driver.step(unix_s())  # requests are steered from the first on
 
     def revise(self, revision: Revision) -> None:
-        """Go on with new objectives, or with another policy."""
+        """Continue with new objectives, or with another policy."""
         one, driver = self._services[revision.setup.name], self._by_name[revision.setup.name]
         one.setup, one.chosen = revision.setup, revision.chosen
         one.profile = one.chosen.predictor.profile
@@ -205,7 +205,7 @@ class PolicyControl:
             one.shadow.replay(len(backlog_of(self._engine, one.name)))
 
     def _wanting(self) -> dict[str, bool]:
-        """Of each service that tries layouts whether it is on trial, or waits for one."""
+        """Whether each service that tries layouts is on trial, or waits for a trial."""
         states = {name: driver.state for name, driver in self._by_name.items()}
         return {
             name: state.trying is not None or bool(state.deferred)
@@ -219,7 +219,7 @@ class PolicyControl:
     async def _act(self, one: RunningService, decision: Decision) -> tuple[str, str]:
         """Carry out a decision; in other modes than act, start the baseline and change nothing after.
 
-        One change of replicas at a time: each names the replicas of all services.
+        Only one change of replicas runs at a time, because each names the replicas of all services.
         """
         if decision.kind == SET_WEIGHTS:
             cast(Steering, self._engine).set_mix(one.name, VariantMix.of(decision.value))
@@ -286,7 +286,7 @@ class PolicyControl:
         """Move running layouts to the nodes that come first now, where others are empty; in mode act.
 
         Raises:
-            JouleryError: A node or the engine could not; the layout serves on where it was.
+            JouleryError: A node or the engine failed; the layout continues to serve where it was.
         """
         for one in self._services.values():
             if self.places is None or self._mode is not Mode.ACT or self._changing.locked():
@@ -327,7 +327,8 @@ class ServiceObserver:
 
         Args:
             now_s: Unix seconds.
-            changed_s: When the layout changed: latencies and times of requests that arrived before are another's.
+            changed_s: When the layout changed: latencies and times of requests that arrived before belong to another
+                layout.
         """
         running = running_layout(self.engine, self.window.service)
         sample = None

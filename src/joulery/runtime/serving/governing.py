@@ -31,7 +31,7 @@ from joulery.runtime.session.driver import ADVISED, APPLIED, SHADOWED, LiveDrive
 from joulery.runtime.session.progress_clock import ProgressClock
 
 CLOCK_STEP = "clock_step"
-"""The kind of log line that holds what a governor saw."""
+"""Kind of the log entries with a governor's observations."""
 _TAIL_S = 10.0
 _TAIL_COUNT = 20
 """p99 of the last ten seconds or twenty answers, whichever holds more (μ-Serve, section 3.4, as specified)."""
@@ -146,7 +146,7 @@ class ClockController:
         )
 
     async def act(self, decision: Decision) -> tuple[str, str]:
-        """Set a clock, leased; in modes other than act, remember the decision."""
+        """Set a clock, leased; in modes other than act, keep the decision."""
         if decision.kind != "set_clock":
             return ADVISED, "another device is needed; joulery starts none by itself"
         if self.pinned():

@@ -1,4 +1,4 @@
-"""Has an engine run the layouts that a policy decides on: each instance becomes a replica, on its GPU or node."""
+"""Make an engine run the layouts that a policy decides on: each instance becomes a replica, on its GPU or node."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from joulery.runtime.session.driver import APPLIED
 
 @dataclass(frozen=True, slots=True)
 class LayoutActuator:
-    """Has the engine run the layouts that a policy decides on.
+    """Makes the engine run the layouts that a policy decides on.
 
     Attributes:
         engine: Runs them.
         service: The service.
         models: What each variant loads.
-        slice_assignment: Of each partition of its GPUs, which GPU has which slice; empty on the CPU.
+        slice_assignment: GPU of each slice, for each partition of its GPUs; empty on the CPU.
         loaded: Variants that every replica keeps loaded, the leanest first; empty for its own only.
         replica_bytes: Memory that a replica may reach by that; 0 for no bound.
         batches: Requests that a variant answers together on a slice, where that is more than one.
@@ -45,10 +45,10 @@ class LayoutActuator:
     places: NodePlaces | None = None
 
     async def carry_out(self, decision: Decision) -> tuple[str, str]:
-        """Carry out one decision; its outcome, and a sentence about what changed.
+        """Carry out one decision; return its outcome and a sentence about the changes.
 
         Raises:
-            JouleryError: The engine could not; the old replicas serve on.
+            JouleryError: The engine failed; the old replicas continue to serve.
         """
         layout = Layout.parse(decision.value)
         if decision.kind == KEEP_LAYOUT:
@@ -56,11 +56,11 @@ class LayoutActuator:
         return APPLIED, await self.run(layout)
 
     async def run(self, layout: Layout) -> str:
-        """Run a layout; a sentence about what changed.
+        """Run a layout; return a sentence about the changes.
 
         Raises:
-            ActuationError: The engine could not; which layout serves on is in the message.
-            JouleryError: The engine could not, and nothing runs.
+            ActuationError: The engine failed; the message names the layout that continues to serve.
+            JouleryError: The engine failed, and nothing runs.
         """
         try:
             done = await self.engine.apply(self.specs(layout))
@@ -78,7 +78,7 @@ class LayoutActuator:
     def is_settled(self, layout: Layout) -> bool:
         """Whether the replicas of a layout that runs are on the GPUs or nodes that it would get now.
 
-        Part of a layout, of which other nodes are still to come, is settled: it has no place of its own.
+        A part of a layout, whose other nodes are not there yet, counts as settled: it has no assignment of its own.
         """
         if tuple(sorted(layout.slices)) not in self.slice_assignment:
             return True
@@ -114,7 +114,7 @@ class LayoutActuator:
         return tuple((name, self.batches.get((name, item.slice), 1)) for name in self.loaded if name != item.variant)
 
     def _devices(self, layout: Layout, running: Sequence[ReplicaSpec]) -> list[str]:
-        """The GPU of each instance of a layout, those that run already stay on theirs."""
+        """The GPU of each instance of a layout; instances that run already stay on theirs."""
         if not self.slice_assignment:
             return [""] * len(layout.instances)
         cut = tuple(sorted(layout.slices))

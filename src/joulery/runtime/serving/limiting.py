@@ -72,7 +72,7 @@ ServedLoads = Callable[[float], Sequence[ServedLoad]]
 
 
 def service_load(one: RunningService, engine: Engine, now_s: float) -> ServedLoad:
-    """A service as the limit of its device sees it; a kind is one of its variants."""
+    """The load of a service on a device with a power limit; a kind is one of its variants."""
     slo, queued = one.setup.slo, backlog_of(engine, one.name)
     records = [record for record in one.window.since(now_s) if record.outcome is Outcome.OK]
     replicas = [view for view in engine.replicas() if view.spec.service == one.name and not view.spec.standby]
@@ -96,7 +96,7 @@ def service_load(one: RunningService, engine: Engine, now_s: float) -> ServedLoa
 
 
 def llm_load(llm: LLMService, now_s: float) -> ServedLoad:
-    """A language model as the limit of its device sees it; the size of an answer is its tokens."""
+    """The load of a language model on a device with a power limit; the size of an answer is its tokens."""
     slo, answers, tasks = slo_of(llm), llm.traffic.served(now_s), llm.tasks()
     running = [now_s - task.start_s for task in tasks if task.in_engine and not math.isnan(task.start_s)]
     return ServedLoad(
@@ -137,7 +137,7 @@ def _pressure(
 
 
 def totals(answers: Iterable[AnsweredWork], fresh_s: float) -> tuple[WorkTotals, ...]:
-    """Answers by kind.
+    """Totals of answers by kind.
 
     Args:
         answers: The answers.
@@ -164,8 +164,8 @@ class PowerLimitController:
 
     Attributes:
         device: The device.
-        policy: Decides.
-        loads: What it serves.
+        policy: The policy of the limit.
+        loads: Loads that the device serves.
         engine: Runs the services; its replicas are the arrangement that is measured.
         holder: Holds the lease.
         pinned: True while a trial of a layout runs.
@@ -214,7 +214,7 @@ class PowerLimitController:
         }
 
     def look(self, now_s: float) -> ServingDeviceView:
-        """The answers since the last look, what threatens the SLOs, and the device's energy."""
+        """The answers since the last call, the pressure on the SLOs, and the device's energy."""
         if self._ratio < 1 and self.device.lease not in {lease.name for lease in self.holder.held}:
             self._ratio, self._set_s = 1.0, now_s  # another process has reverted it
         loads = self.loads(now_s)
@@ -241,9 +241,9 @@ class PowerLimitController:
         )
 
     async def act(self, decision: Decision) -> tuple[str, str]:
-        """Set the limit, leased; give the former one back for full power.
+        """Set a leased limit; for full power, release the lease.
 
-        A limit that the device refuses is the last one that is tried.
+        After a limit that the device refuses, no further limit is tried.
         """
         ratio = float(decision.value)
         try:

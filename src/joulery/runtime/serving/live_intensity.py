@@ -1,7 +1,7 @@
 """Carbon intensity of a running site, from the source that the site file names.
 
-A source may be absent, answer late, end in the past or change what it said. Serving goes on: what is known counts, the
-newest answer counts most, and what no answer covers is unknown, never zero.
+A source may be absent, answer late, end in the past or revise its values. Serving continues: known values count, the
+newest answer takes precedence, and a time that no answer covers is unknown, never zero.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ AHEAD_S = 600.0
 ASK_AGAIN_S = 60.0
 LOOK_BACK_S = 3600.0
 PATIENCE_S = 5.0
-"""Time that a start waits for the first answer; later questions are waited for :data:`LATER_S` and answered behind."""
+"""Seconds that a start waits for the first answer; later queries are awaited for :data:`LATER_S` only."""
 LATER_S = 0.5
 _MISSED_STEPS = 2.0
-"""Steps of the series after which a value that is held is worth a warning."""
+"""Steps of the series after which a held value causes a warning."""
 
 
 class LiveIntensity:
@@ -50,8 +50,8 @@ class LiveIntensity:
 
     Attributes:
         source: The source; None without a section.
-        series: What is known and held; None until answered, or without a section.
-        trouble: Why the last question failed; empty where it did not.
+        series: Known and held values; None until answered, or without a section.
+        trouble: Error of the last request; empty where it did not fail.
         held_s: Seconds so far in which the last value was held because no newer one was known.
     """
 
@@ -76,7 +76,7 @@ class LiveIntensity:
 
     @property
     def remote(self) -> bool:
-        """True for a source over a network, which knows the past and the present only."""
+        """True for a source over a network, which has values of the past and the present only."""
         return isinstance(self._config, CarbonUk | CarbonElectricityMaps | CarbonWattTime)
 
     @property
@@ -103,7 +103,7 @@ class LiveIntensity:
         return day_s + (t_s - self._begins_s) % replay.duration_s * replay.span_s / replay.duration_s
 
     async def refresh(self) -> None:
-        """Ask the source where that is due. A failed question changes ``trouble`` alone; a slow one is not awaited."""
+        """Query the source where that is due. A failed query changes only ``trouble``; a slow one is not awaited."""
         now_s = self._now_s()
         if self.source is None:
             return
@@ -130,7 +130,7 @@ class LiveIntensity:
         return source.history(self._begins_s, now_s + AHEAD_S)
 
     def _take(self, asked: asyncio.Task[CarbonSeries], now_s: float) -> None:
-        """Take in an answer, or why there is none."""
+        """Add the answer of a query, or keep its error."""
         try:
             answer = asked.result()
         except JouleryError as error:
@@ -146,7 +146,7 @@ class LiveIntensity:
         self.series, self._newest_s = self._solid, answer.end_s
 
     def _hold(self, now_s: float) -> None:
-        """Hold the last value until the next question, no longer than the rule for gaps allows."""
+        """Hold the last value until the next query, no longer than the rule for gaps allows."""
         solid = self._solid
         if solid is None or not (self.remote or self.follows):
             return
@@ -191,7 +191,7 @@ class LiveIntensity:
         """Intensity of ``[t0_s, t1_s)`` as known now: the source's values of today, else those given during the run.
 
         Raises:
-            DataError: Nothing is known of it.
+            DataError: No intensity of that time is known.
         """
         now_s, source = self._now_s(), self.source
         assert source is not None  # without one nothing is accounted by it
@@ -208,7 +208,7 @@ class LiveIntensity:
         return cut(self.series, t0_s, t1_s)
 
     def forecast(self, t0_s: float, t1_s: float) -> CarbonSeries:
-        """As the source's.
+        """The source's forecast.
 
         Raises:
             DataError, CapabilityError: As the source.
@@ -290,7 +290,7 @@ def held(series: CarbonSeries, until_s: float) -> CarbonSeries:
 
 
 def _like(series: CarbonSeries, edges_s: FloatArray, g_per_kwh: FloatArray, estimated: BoolArray) -> CarbonSeries:
-    """Other steps with the meaning of a series."""
+    """A series with other steps and the metadata of ``series``."""
     return CarbonSeries(
         series.zone,
         edges_s,

@@ -49,7 +49,7 @@ class LiveSample:
         mean_interval(np.zeros(2), confidence)
 
     def add(self, record: RequestRecord) -> None:
-        """A request ended; one from before the sample shows that the layout inherited a queue."""
+        """Add a request that ended; one from before the sample shows that the layout inherited a queue."""
         if record.service == self.service and record.arrival_s < self._since_s < record.end_s:
             self._drained_s = max(self._drained_s, record.end_s if math.isnan(record.start_s) else record.start_s)
         counts = record.outcome is Outcome.OK or record.outcome in _FAILURES
@@ -58,7 +58,7 @@ class LiveSample:
             self._added += 1
 
     def watch(self, layout: Layout | None, replicas: Sequence[ReplicaView], now_s: float) -> None:
-        """Take in what runs now: another layout begins a sample; a replica that died restarts it once it is back."""
+        """Check the running replicas: another layout begins a sample; the death or return of a replica restarts it."""
         mine = [view for view in replicas if view.spec.service == self.service]
         restarts = {view.id: view.restarts for view in mine}
         whole = all(view.state in (ReplicaState.READY, ReplicaState.DRAINING) for view in mine)

@@ -37,7 +37,7 @@ class ServiceSetup:
         partitions: The ways its cores may be partitioned.
         candidates: The layouts to choose from.
         gpus: The GPUs its replicas run on (``gpu:0``); empty on the CPU.
-        slice_assignment: Of each partition, which GPU has which slice; empty on the CPU.
+        slice_assignment: GPU of each slice, for each partition; empty on the CPU.
         max_batch: Requests that a replica may answer together.
         batch_delay_s: How long a batch that is not full waits for more requests.
         replica_cores: Cores of each replica, where some variants run here and some on other servers; else empty.
@@ -117,14 +117,14 @@ class RunningService:
         profile: Latency and energy of its variants; None where that is not known.
         window: Its latest requests.
         load: The load sent to it; None for none.
-        profiled: Source of the profile, in words.
+        profiled: Source of the profile, as text.
         sampling: The sample of the layout on trial; None where nothing is tried.
         layouts: ``(from_s, layout)``: which layout served from when.
         advised: The latest decision, where it is not carried out.
         planned_rps, planned_floor_ratio: The demand of its plan, and the accuracy that the plan keeps, where a plan
             decides.
         periods: When the baseline served and was measured.
-        tally: What became of the periods of its audit; None where it is not audited.
+        tally: Outcome of the periods of its audit; None where it is not audited.
         shadow: Its shadow replays; None where there are none.
     """
 

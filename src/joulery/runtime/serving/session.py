@@ -1,4 +1,4 @@
-"""A site's services, running: engine, meters, controllers and one summary a period, in one run folder.
+"""Run a site's services: engine, meters, controllers and one summary a period, in one run folder.
 
 ::
 
@@ -9,7 +9,7 @@
     await session.stop()                          # drained, the last reading taken
     finish(session, ...)                          # joulery.runtime.results.finish: account, compare, write
 
-The gateway stands above and is handed what it needs; nothing here knows HTTP.
+The gateway belongs to a layer above and receives the functions it needs; nothing here depends on HTTP.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from joulery.store.run.directory import SAMPLES
 from joulery.store.run.timeline import write_site
 
 _WINDOW_REQUESTS = 50
-"""Requests that a window holds on average, so that a latency quantile means something."""
+"""Requests that a window holds on average, so that a latency quantile is meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class Pace:
 
 
 class Remarking(Protocol):
-    """An engine that says what a person should know of what it runs on."""
+    """An engine that reports remarks for people on the system it runs on."""
 
     def remarks(self) -> Sequence[str]:
-        """Everything it has to say so far."""
+        """All remarks so far."""
         ...
 
 
@@ -104,7 +104,7 @@ class Control(Protocol):
         ...
 
     def revise(self, revision: Revision) -> None:
-        """Go on with new objectives of a service."""
+        """Continue with new objectives of a service."""
         ...
 
 
@@ -119,10 +119,10 @@ class ServingSession:
         control: Decides what the engine runs.
         start_sampler: Starts the meters; blocks until they read.
         grid: Carbon intensity.
-        pace: How often things happen.
+        pace: Intervals of ticks and steps.
 
     Attributes:
-        site_label: What does not change while the site runs.
+        site_label: The site, its services and its carbon source, for display.
         started_s: When requests could first be answered, Unix seconds; NaN before.
         start_ns, end_ns: The same and the end of the run, monotonic nanoseconds; 0 before.
         models: The language models it serves; None for none.
@@ -164,7 +164,7 @@ class ServingSession:
         self._governors: list[LiveDriver[Any, Any]] = []
 
     def follow(self, revisions: Callable[[], tuple[Sequence[Revision], Sequence[str]]]) -> None:
-        """Ask a function once a tick for new objectives, and warnings about those it refuses."""
+        """Call a function once a tick for new objectives, and warnings about those it refuses."""
         self._revisions = revisions
 
     def host(self, models: HostedModels) -> None:
@@ -198,7 +198,7 @@ class ServingSession:
         return self.control.on_trial
 
     async def serve(self) -> None:
-        """Start the meters, ask the grid, make the first plans and run them.
+        """Start the meters, fetch the carbon intensity, make the first plans and run them.
 
         Raises:
             JouleryError: A named meter, the grid or a replica is not available.
@@ -213,7 +213,7 @@ class ServingSession:
         self.begin(unix_s())
 
     def begin(self, now_s: float) -> None:
-        """Count from now on: requests can be answered."""
+        """Begin the account of the session: requests can be answered from now on."""
         self.started_s, self.start_ns = now_s, time.monotonic_ns()
         self._ticked_s = now_s
 
@@ -289,7 +289,7 @@ class ServingSession:
         return ChargeTable(watts, quality, self.grid.at(now_s) * self.site.pue, own)
 
     def telemetry(self, record: RequestRecord) -> None:
-        """Record a request that ended; one of no service of the session is left out."""
+        """Record a request that ended; requests for other services than the session's are left out."""
         one = self.services.get(record.service)
         if one is None:
             return
@@ -302,7 +302,7 @@ class ServingSession:
         self.history.requests.add(record)
 
     def sample(self, service: str, request: InferRequest) -> None:
-        """A request was answered: a shadow replay may repeat it."""
+        """Offer an answered request to the shadow replays of its service."""
         one = self.services.get(service)
         if one is not None and one.shadow is not None:
             one.shadow.saw(request)
@@ -358,7 +358,7 @@ class ServingSession:
                 self.tick(unix_s() - LAG_S)
 
     async def _ask_grid(self) -> None:
-        """Ask for the intensity where that is due, and say what a person should know of its source."""
+        """Refresh the carbon intensity where that is due, and issue warnings about its source."""
         await self.grid.refresh()
         for text in self.grid.warnings(unix_s()):
             self.warn(text)
@@ -366,7 +366,7 @@ class ServingSession:
             self.relabel()
 
     def _revise(self) -> None:
-        """Go on with the objectives of a changed site file."""
+        """Apply the objectives of a changed site file."""
         revisions, warnings = self._revisions()
         for text in warnings:
             self.warn(text)

@@ -1,9 +1,9 @@
-"""Shadow replays: the baseline's variant answers copies of requests while the service is idle, and is not listened to.
+"""Shadow replays: the baseline's variant answers copies of requests while the service is idle; no client gets these.
 
-What it measures: CPU seconds of the baseline's variant for real requests, on the slices that run, with nothing waiting
-and nothing else running in the service. What it does not measure: the baseline under load, its queue, its neighbours,
-and times at which the service is never idle. It corrects the modelled baseline where no switchback is possible; it is
-no measured baseline.
+A replay measures CPU seconds of the baseline's variant for real requests, on the slices that run, with nothing waiting
+and nothing else running in the service. It does not measure the baseline under load, its queue, its neighbours, and
+times at which the service is never idle. Replays correct the modelled baseline where no switchback is possible; they
+are not a measured baseline.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ShadowReplays:
         self._latest = request
 
     def replay(self, queued: int) -> bool:
-        """Replay the latest request where the service is idle and the budget allows; whether it does.
+        """Replay the latest request where the service is idle and the budget allows; return whether it is replayed.
 
         Args:
             queued: Requests that wait or run.

@@ -1,4 +1,4 @@
-"""Sums up the running services once a second: the tick that is logged, shown and plotted."""
+"""Sum up the running services once a second in a tick, which is logged, shown and plotted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TICKS_SHOWN = 900
 
 @dataclass(slots=True)
 class Ticker:
-    """Builds ticks and what the dashboard shows of them.
+    """Builds ticks and the snapshot of them that the dashboard shows.
 
     Attributes:
         services: The services by name.
@@ -46,7 +46,7 @@ class Ticker:
     models: HostedModels | None = None
 
     def tick(self, since_s: float, until_s: float, records: Sequence[RequestRecord]) -> Tick:
-        """One period and the requests that ended in it.
+        """The tick of one period and of the requests that ended in it.
 
         Raises:
             DataError: The sampler's files are damaged.

@@ -1,4 +1,4 @@
-"""Policies in real time: a :class:`~joulery.policies.stepper.PolicyStepper` on the wall clock."""
+"""Run policies in real time: a :class:`~joulery.policies.stepper.PolicyStepper` on the wall clock."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LiveDriver(Generic[S, Obs]):
     """Steps one policy at a fixed period and carries out its decisions, one after the other.
 
     While a decision is carried out the policy is not stepped; periods that pass meanwhile are left out. With ``quick``
-    kinds the policy is stepped on: decisions of those kinds are carried out at once beside a slow one, and another slow
-    one ends it. An action that fails is recorded and does not end the loop: the next observation shows the policy what
-    runs.
+    kinds, stepping continues: decisions of those kinds are carried out at once while a slow one runs, and another slow
+    one cancels it. An action that fails is recorded and does not end the loop: the next observation shows the policy
+    what runs.
 
     Args:
         policy: The pure policy.
@@ -40,11 +40,11 @@ class LiveDriver(Generic[S, Obs]):
         period_s: Seconds between two steps.
         now_s: The wall clock, Unix seconds.
         quick: Kinds of decisions that take no time; None where the policy waits for each of its decisions.
-        refresh: Awaited before each step: renews what is observed; None where that is always of the moment.
+        refresh: Awaited before each step to renew the observed values; None where they are always current.
 
     Attributes:
         busy_cpu_s: CPU seconds spent observing and deciding.
-        failure: Why the last action failed; None when it did not.
+        failure: Error of the last action; None when it did not fail.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class LiveDriver(Generic[S, Obs]):
         return self._stepper.state
 
     def change(self, policy: Policy[S, Obs]) -> None:
-        """Go on with another policy, from its initial state."""
+        """Continue with another policy, from its initial state."""
         self._stepper.change(policy)
 
     def poke(self) -> None:
-        """Something changed: step the policy now instead of at its next period."""
+        """Step the policy now instead of at its next period, because something changed."""
         self._stepper.wake_s = -math.inf
         self._changed.set()
 
@@ -117,7 +117,7 @@ class LiveDriver(Generic[S, Obs]):
             await self._end_action()
 
     async def step(self, now_s: float) -> None:
-        """One step, if the policy is due, and its decisions."""
+        """Make one step, if the policy is due, and carry out its decisions."""
         for decision in self._decisions(now_s):
             await self._carry_out(decision)
 
@@ -131,7 +131,7 @@ class LiveDriver(Generic[S, Obs]):
         return step.decisions
 
     async def _step_beside(self, now_s: float, quick: frozenset[str]) -> None:
-        """One step beside the decision that is being carried out, which another slow one ends."""
+        """Make one step while a decision is being carried out; another slow decision cancels that one."""
         if self._acting is not None and self._acting.done():
             self._acting.result()  # a defect is not swallowed
             self._acting = None
@@ -147,7 +147,7 @@ class LiveDriver(Generic[S, Obs]):
             self._acting.add_done_callback(lambda _: self._changed.set())
 
     async def _end_action(self) -> None:
-        """End the action under way; it cleans up after itself."""
+        """Cancel the running action and wait until it has cleaned up."""
         acting, self._acting = self._acting, None
         if acting is None:
             return

@@ -15,7 +15,7 @@ from joulery.store.run.directory import RunWriter
 from joulery.store.run.timeline import log_decision, log_tick
 
 POLICY, STEP = "policy", "step"
-"""Kinds of log entries: all it takes to make a policy again, and one step of it."""
+"""Kinds of log entries: everything needed to recreate a policy, and one step of it."""
 REQUESTS = "requests.rows"
 """File of the run folder that holds the requests until the report is written."""
 _SETTINGS = ("set_clock", "set_power_limit", "prefer_nodes", "sleep_node", "wake_node")
@@ -25,7 +25,7 @@ WARNINGS_KEPT = 200
 
 
 def policy_entry(policy: Any) -> dict[str, Any]:
-    """The log entry of a policy: everything it takes to make it again."""
+    """The log entry of a policy: everything needed to recreate it."""
     return {"name": policy.name, "service": policy.service, "policy": policy.as_dict()}
 
 
@@ -44,8 +44,8 @@ class SessionHistory:
     Attributes:
         requests: Every request that ended, on disk.
         decisions: The latest decisions with their outcomes, oldest first.
-        plan_count: How many there were; clocks and power limits left out.
-        warnings: What a person should know, each once.
+        plan_count: Number of decisions so far, without those that only set a device, a node or the order of nodes.
+        warnings: Warnings of the session, each once.
         latest: The latest tick; None before the first.
     """
 
@@ -83,7 +83,7 @@ class SessionHistory:
         return True
 
     def add_policy(self, policy: Any) -> None:
-        """Log all it takes to make a policy again."""
+        """Log everything needed to recreate a policy."""
         self.writer.log(POLICY, **policy_entry(policy))
 
     def add_step(self, service: str, observation: Any, step: Step[Any]) -> None:

@@ -22,7 +22,7 @@ class ProgressClock:
         return self._at(self._clock())
 
     def run_at(self, rate: float) -> None:
-        """From now on the device does ``rate`` of the work it does at the highest clock."""
+        """Set the speed of the device from now on, as a share ``rate`` of that at the highest clock."""
         now_s = self._clock()
         self._done_s, self._since_s, self.rate = self._at(now_s), now_s, rate
 

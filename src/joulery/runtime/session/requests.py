@@ -36,7 +36,7 @@ ROW = np.dtype(
 )
 RECENT_S = 1.0
 RECENT_REQUESTS = 50
-"""A rate over fewer arrivals is noise, unless they are all there were."""
+"""Fewest arrivals for a meaningful rate, unless there were no more."""
 BLOCK_ROWS = 1 << 18
 """Rows the report reads at once."""
 OUTCOMES = tuple(Outcome)
@@ -151,7 +151,7 @@ class RequestRecorder:
 
 
 class _Encoder:
-    """Packs records; gives every name a code the first time it comes."""
+    """Packs records into rows; assigns a code to each new name."""
 
     def __init__(self) -> None:
         self.services: dict[str, int] = {}

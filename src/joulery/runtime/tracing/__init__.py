@@ -1,1 +1,1 @@
-"""Runs that know their operations: recorded, accounted, read back."""
+"""Traced runs: record their operations, account their energy and read them back."""

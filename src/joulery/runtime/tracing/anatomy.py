@@ -1,4 +1,4 @@
-"""From a recorded trace and recorded power to joules by operation."""
+"""Compute joules by operation from a recorded trace and recorded power."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class AccountSettings:
     """Settings of the account of a recorded trace.
 
     Attributes:
-        window_ns: The session on the clock of the files; what events and power together span, when None.
+        window_ns: The session on the clock of the files; the span of events and power together when None.
         estimator, multiplicity: As for :func:`joulery.accounting.operations.align.align`.
         form: Format of the event file; recognised when None.
         hlo: Files with compiled programs, for JAX.
         period_s: Sampling period of the power; derived from the stamps when None.
         offset_ns: Added to the stamps of the power, where its clock differs from that of the events.
-        carbon: Source of carbon intensity; None when grams are not asked for.
+        carbon: Source of carbon intensity; None when no grams are requested.
     """
 
     window_ns: tuple[int, int] | None = None
@@ -65,7 +65,7 @@ class Accounted:
 
 
 def account_traced(path: Path, openers: RunOpeners, estimator: Estimator | None = None) -> Accounted:
-    """Account a traced run; after a killed measuring process, from the files it left.
+    """Account a traced run; where the measuring process was killed, from the files that it left.
 
     Args:
         path: The run directory; no file in it is changed.
@@ -75,7 +75,7 @@ def account_traced(path: Path, openers: RunOpeners, estimator: Estimator | None 
 
     Raises:
         DataError: There is no run, it was not traced, or it was killed before a cycle of steps was complete.
-        ConfigError: Another estimator is asked of a run that ended.
+        ConfigError: Another estimator is requested for a run that has ended.
     """
     run = open_run(path)
     power = load_readings(run).traces
@@ -94,7 +94,7 @@ def account_trace(events: EventTrace, traces: Sequence[PowerTrace], settings: Ac
     """Account a trace with the readings of its devices.
 
     Raises:
-        DataError: The two have no moment in common, or the window is empty.
+        DataError: Events and power do not overlap in time, or the window is empty.
     """
     power = [power_steps(trace, hole_periods=math.inf) for trace in traces]
     trace, channels = matched(events, power)
@@ -111,16 +111,16 @@ def account_trace(events: EventTrace, traces: Sequence[PowerTrace], settings: Ac
 
 
 def keep(accounted: Accounted, out: Path, sources: Mapping[str, str]) -> Path:
-    """Keep what was accounted as a run of kind ``account``.
+    """Save an accounted trace as a run of kind ``account``.
 
     Args:
-        accounted: What to keep.
+        accounted: The footprint and its sources.
         out: The run directory, which must not hold a run.
         sources: The files it was made from, for the manifest.
 
     Raises:
         ConfigError: The folder holds a run already.
-        CapabilityError: It cannot be written.
+        CapabilityError: The run cannot be written.
     """
     with create_run(out, kind="account", details={"sources": dict(sources)}) as writer:
         save_readings(RunReadings(accounted.power), writer)
@@ -131,7 +131,7 @@ def keep(accounted: Accounted, out: Path, sources: Mapping[str, str]) -> Path:
 
 
 def summary(footprint: TensorFootprint, power: Sequence[PowerTrace]) -> Footprint:
-    """The devices of a footprint as parts, for reports that know nothing of operations."""
+    """A footprint with one part for each metered device, for reports without operations."""
     meters = {trace.channel.device: trace.channel for trace in power}
     known = [entry for entry in footprint.devices if entry.metered]
     parts = [
@@ -160,7 +160,7 @@ def _span(trace: EventTrace, traces: Sequence[PowerTrace], power: Sequence[Power
     """Common span of events and power.
 
     Raises:
-        DataError: There is nothing, or events and power have no moment in common: their clocks differ.
+        DataError: There are neither events nor readings, or they do not overlap in time: their clocks differ.
     """
     events = trace.hull_ns
     stamps = [one.t_ns for one in traces if len(one)]

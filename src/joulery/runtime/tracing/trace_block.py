@@ -1,4 +1,4 @@
-"""Trace a block of Python: joules of its PyTorch operations, with the sampler outside and the hooks inside."""
+"""Trace a block of Python: joules by PyTorch operation, from a sampler process and hooks in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BlockRecorder(Protocol):
         ...
 
     def begin(self) -> None:
-        """Begin now, not with the first call of a model."""
+        """Start recording now instead of at the first call of a model."""
         ...
 
     def step(self) -> None:
@@ -108,7 +108,7 @@ class TraceBlock(Measurement):
         """Joules by operation.
 
         Raises:
-            ConfigError: The block has not ended, or nothing of it was recorded (a warning said why).
+            ConfigError: The block has not ended, or no operation was recorded (a warning stated the reason).
         """
         if self._anatomy is None:
             raise ConfigError(
@@ -123,7 +123,7 @@ class TraceBlock(Measurement):
         Args:
             phase: ``forward``, ``backward`` ...; all of them when not given.
             by: ``op``, ``module`` or ``layer``.
-            depth: Cut names after so many components.
+            depth: Truncate names after this number of components.
         """
         return tree(rolled_up(self.operations, by, depth), phase=phase)
 

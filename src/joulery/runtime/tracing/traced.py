@@ -1,4 +1,4 @@
-"""A traced run: its recorded steps accounted by operation, beside the account of the whole run."""
+"""Account the recorded steps of a traced run by operation, besides the account of the whole run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tracing:
         tracer: Tracer of the framework.
         steps: Which steps to record.
         estimator: How energy is divided among the operations.
-        calls: Number repeated calls of one module.
+        calls: Whether to number repeated calls of one module.
     """
 
     framework: str
@@ -53,11 +53,11 @@ class Tracing:
     calls: bool = False
 
     def folder(self, writer: RunWriter) -> Path:
-        """Folder in which a command records itself."""
+        """Folder into which a command writes its trace."""
         return writer.path / TRACES
 
     def environment(self, writer: RunWriter) -> dict[str, str]:
-        """Environment in which a command records itself into the run."""
+        """Environment in which a command traces its operations into the run."""
         return {**os.environ, **self.tracer.environment(str(trace_folder(writer, self)), self.steps, os.environ)}
 
     def keep(self, writer: RunWriter, made: Account, readings: RunReadings) -> Anatomy:
@@ -71,8 +71,8 @@ class Anatomy:
 
     Attributes:
         footprint: Joules by operation, all sessions together.
-        trace: Their events.
-        sessions: The recorded stretches.
+        trace: Events of the recorded steps.
+        sessions: The recorded sessions.
     """
 
     footprint: TensorFootprint
@@ -131,7 +131,7 @@ def unfinished(run: Run) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunOpeners:
-    """Opens what the manifest of a recorded run names.
+    """Functions that open the tracer and the carbon source named in the manifest of a recorded run.
 
     Attributes:
         tracer: Tracer of a framework.
@@ -151,7 +151,7 @@ def dissect_again(run: Run, openers: RunOpeners, estimator: Estimator | None = N
         estimator: How energy is divided among the operations; the run's own when None.
 
     Raises:
-        DataError: No cycle of steps was complete, it was killed before the command started, or a file is damaged.
+        DataError: No cycle of steps was complete, the run was killed before the command started, or a file is damaged.
     """
     asked = run.manifest["tracing"]
     offset_ns = load_readings(run).offset_ns
@@ -168,7 +168,7 @@ def dissect_again(run: Run, openers: RunOpeners, estimator: Estimator | None = N
 def dissect(
     sessions: Sequence[TracedSession], basis: Basis, estimator: Estimator, notes: Sequence[str] = ()
 ) -> Anatomy:
-    """Account sessions with the power of a run: of each shared device the run's share of it alone.
+    """Account sessions with the power of a run; of a shared device, only the run's share counts.
 
     Sessions of several processes that overlap in time are accounted together, over the union of their windows.
     """
@@ -217,7 +217,7 @@ def _dissect(
 
 
 def _busy_times(basis: Basis, window: tuple[int, int]) -> Mapping[str, BusyTimes]:
-    """Busy times by device; on one socket, those of the window by the CPU times of the run's threads."""
+    """Busy times by device; with one socket, those of the window come from the CPU times of the run's threads."""
     sockets = [device for device in basis.fine_busy if device.startswith("cpu:")]
     if basis.threads is None or len(sockets) != 1:
         return basis.busy
@@ -235,10 +235,10 @@ def _busy_times(basis: Basis, window: tuple[int, int]) -> Mapping[str, BusyTimes
 def _with_kernels(
     busy: Mapping[str, BusyTimes], events: EventTrace, window: tuple[int, int]
 ) -> Mapping[str, BusyTimes]:
-    """Busy times by device, corrected by the trace: a board that ran its kernels did not idle.
+    """Busy times by device, corrected with the trace: a board that ran kernels of the run was not idle.
 
-    The driver is asked once a second which processes are on a board; a program that records for a tenth of a second may
-    have come or gone between. Where only other processes were seen, the run's share is unknown.
+    The driver is queried once a second for the processes on a board, so it can miss a program that records for a tenth
+    of a second. Where only other processes were seen, the run's share is unknown.
     """
     ran = np.bincount(events.device[(events.start_ns < window[1]) & (events.end_ns > window[0])])
     boards = {canonical(events.devices[device]) for device in np.flatnonzero(ran).tolist()}
@@ -290,7 +290,7 @@ def _whole_device(
 
 
 def _together(sessions: Sequence[TracedSession]) -> list[list[TracedSession]]:
-    """Sessions of different processes that overlap in time, in groups; the others each alone."""
+    """Group the sessions of different processes that overlap in time; each other session is a group of its own."""
     groups: list[list[TracedSession]] = []
     for session in sorted(sessions, key=lambda s: s.window_ns):
         last = groups[-1] if groups else []
@@ -303,9 +303,10 @@ def _together(sessions: Sequence[TracedSession]) -> list[list[TracedSession]]:
 
 
 def _with_boards(session: TracedSession, boards: Mapping[str, str]) -> EventTrace:
-    """The events of a session with the meters' names of its GPUs, matched by UUID: a program numbers what it may see.
+    """The events of a session with its GPUs renamed to the meters' names, matched by UUID.
 
-    A GPU with a UUID that no meter knows keeps its UUID for a name: no other board pays for it.
+    A program numbers only the GPUs that it may use. A GPU whose UUID no meter reports is named by its UUID, so that no
+    other board is charged for it.
     """
     known = {_bare(uuid): device for uuid, device in boards.items()}
     if not known or not session.uuids:
@@ -319,7 +320,7 @@ def _with_boards(session: TracedSession, boards: Mapping[str, str]) -> EventTrac
 
 
 def _bare(uuid: str) -> str:
-    """A UUID as NVML and PyTorch both write it, without the prefix."""
+    """A UUID in the form that NVML and PyTorch share: lower case, without the prefix."""
     return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 

@@ -1,8 +1,8 @@
-"""Devices whose clock changes while requests run: the emulated plant of the clock governors.
+"""Emulated devices whose clock changes while requests run, for the study of clock governors.
 
 Each device serves its models first come, first served, one request at a time. A request is ``work`` passes of its
-model; the pass takes ``latency_s[model, clock]``, and the part that is left when the clock changes goes on at the
-new clock. Board power is that of a busy or an idle device at the present clock; a new clock takes ``switch_s`` to
+model; a pass takes ``latency_s[model, clock]``, and the rest of a pass continues at the new clock after a clock
+change. Board power is that of a busy or an idle device at the present clock; a new clock takes ``switch_s`` to
 apply.
 """
 
@@ -26,7 +26,7 @@ from joulery.sim.core.driver import Driver
 from joulery.sim.core.kernel import Kernel, Rank
 
 _COUNTED = 1000
-"""Latest answers of a device whose share in time is counted."""
+"""Number of latest answers of a device over which late ones are counted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +40,11 @@ class ClockedPlant:
         slo_s: Latency allowance of each model, s, float64[models].
         elasticity: Relative slowdown per relative clock loss of each model, float64[models]; for reacting governors.
         device_of: Device of each model, int64[models].
-        believed_latency_s: What governors take ``latency_s`` for; None where they know it.
-        believed_energy_j: Energy above idle of one pass of each model at each clock as governors take it to be, J,
-            float64[models, clocks]; None where they know it.
+        believed_latency_s: ``latency_s`` as governors assume it; None where they know the true values.
+        believed_energy_j: Energy above idle of one pass of each model at each clock as governors assume it, J,
+            float64[models, clocks]; None where they know the true values.
         switch_s: Delay from a decision to the new clock, s.
-        least_devices: Devices there are at least; those that host nothing idle.
+        least_devices: Minimum number of devices; devices without a model idle.
         slo_quantile: Share of the answers that must be within ``slo_s``.
     """
 
@@ -69,7 +69,7 @@ class ClockedPlant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelRequests:
-    """The workload: what arrives when, and how much work it is in truth and in prediction.
+    """The workload: arrival time, model, true work and predicted work of each request.
 
     Attributes:
         arrival_s: Non-decreasing, s, float64[n].
@@ -146,7 +146,7 @@ class _Device:
         self.since_s = now_s
 
     def judge(self, in_time: bool) -> None:
-        """Count a request that was answered in time, or late, among the last ones."""
+        """Add an answer, in time or late, to the count of the latest answers."""
         if len(self.in_time) == self.in_time.maxlen:
             self.late -= not self.in_time[0]
         self.in_time.append(in_time)
@@ -241,7 +241,7 @@ class _Run:
             self.kernel.at(now_s + self.plant.switch_s, "clock", (device.index, device.wanted))
 
     def _index_of(self, clock_mhz: float) -> int:
-        """The lowest supported clock that is not below the one asked for."""
+        """Index of the lowest supported clock that is not below the requested one; of the highest clock if all are."""
         exact = self.index_of.get(clock_mhz)
         top = len(self.plant.clocks_mhz) - 1
         return exact if exact is not None else min(int(np.searchsorted(self.plant.clocks_mhz, clock_mhz)), top)
@@ -270,7 +270,7 @@ class _Run:
         )
 
     def _tail(self, device: _Device, model: int, now_s: float) -> PartitionLatency:
-        """p99 of the last 10 s or 20 completions, whichever holds more; a request that waits counts with its age."""
+        """p99 of the last 10 s or 20 completions, whichever holds more; a waiting request counts with its age."""
         recent = device.recent[model]
         while len(recent) > 20 and recent[0][0] < now_s - 10.0:
             recent.popleft()
@@ -309,7 +309,7 @@ def run_clocked_devices(
 
 
 def balanced_devices(latency_s: npt.ArrayLike, devices: int) -> IntArray:
-    """Longest model first, each to the device with the least latency so far: device of each model, int64[models]."""
+    """Assign models to devices, longest latency first, each to the least loaded device so far: int64[models]."""
     latency = np.asarray(latency_s, np.float64)
     load, device_of = np.zeros(devices), np.zeros(len(latency), np.int64)
     for model in np.argsort(-latency, kind="stable"):

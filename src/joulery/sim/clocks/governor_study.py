@@ -103,7 +103,7 @@ def plant(case: ClockCase) -> ClockedPlant:
     """The devices of a case.
 
     Raises:
-        DataError: A model has no host, or a host is none of the devices.
+        DataError: A model has no host, or a host is not one of the devices.
     """
     clocks = np.array(CLOCKS_MHZ, np.float64)
     latency_s = np.array([model.latency_s for model in MODELS])
@@ -132,7 +132,7 @@ def _device_of(case: ClockCase) -> IntArray:
 
 
 def workload(case: ClockCase, streams: Streams, arrivals_s: FloatArray | None = None) -> ModelRequests:
-    """Requests of a case: Poisson, or a log's arrivals brought to the case's rate.
+    """Requests of a case: Poisson, or a log's arrivals scaled to the case's rate.
 
     Args:
         case: The load.
@@ -140,7 +140,7 @@ def workload(case: ClockCase, streams: Streams, arrivals_s: FloatArray | None = 
         arrivals_s: Recorded arrival times, s; their pattern is kept, their rate is scaled.
 
     Raises:
-        DataError: The log has fewer than two arrivals or steps back.
+        DataError: The log has fewer than two arrivals or is not in order of time.
     """
     if arrivals_s is None:
         times_s = poisson(case.rate_rps).times_s(case.duration_s, streams("arrivals"))

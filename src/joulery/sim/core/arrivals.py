@@ -5,7 +5,7 @@ is bursty (Gamma-distributed gaps). A rate that changes over time stretches and 
 operational time, where its rate is one, and its instants are mapped back through the integral of the rate. For
 ``cv = 1`` that is exactly the non-homogeneous Poisson process.
 
-Processes start in equilibrium: the first gap is what a caller who walks in at a random moment sees, so the expected
+Processes start in equilibrium: the first gap is the time from a random moment to the next arrival, so the expected
 number of arrivals in any window is exactly the integral of the rate, bursty or not.
 """
 
@@ -65,7 +65,7 @@ class RateSeries:
 
     @classmethod
     def constant(cls, rate_rps: float) -> RateSeries:
-        """The same rate for ever."""
+        """A constant rate."""
         return cls([0.0], [rate_rps])
 
     def expected(self, t_s: npt.ArrayLike) -> FloatArray:
@@ -92,7 +92,7 @@ class RateSeries:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Independent gaps of one variability, at a constant or changing rate.
+    """A renewal process: independent gaps of one coefficient of variation, at a constant or changing rate.
 
     Attributes:
         rate: Arrivals per second over time.
@@ -115,7 +115,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """The arrival times of a log, as they were.
+    """Arrival times of a log, unchanged.
 
     Attributes:
         recorded_s: Seconds from the start of the log, float64[n], non-decreasing, 0 or more.
@@ -144,12 +144,12 @@ class Recorded:
 
 
 def constant(rate_rps: float) -> Renewal:
-    """A metronome with a random phase."""
+    """Evenly spaced arrivals with a random phase."""
     return Renewal(RateSeries.constant(rate_rps), cv=0.0)
 
 
 def poisson(rate_rps: float) -> Renewal:
-    """Independent users."""
+    """Poisson arrivals: exponential gaps, as of independent users."""
     return Renewal(RateSeries.constant(rate_rps), cv=1.0)
 
 
@@ -164,7 +164,7 @@ def unit_renewal(end: float, cv: float, rng: np.random.Generator) -> FloatArray:
     Args:
         end: Length of the window in mean gaps.
         cv: Coefficient of variation of the gaps.
-        rng: Where the gaps are drawn, in order: a longer window only draws more.
+        rng: Generator of the gaps, which are drawn in order: a longer window only draws more.
     """
     if not end > 0:
         return np.empty(0)

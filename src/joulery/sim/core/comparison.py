@@ -1,7 +1,7 @@
 """Comparing policies over seeds: means with confidence intervals, and differences paired by seed.
 
 Under one seed every policy faces the same requests, so the difference of two policies varies far less than either of
-them: its interval is taken over the differences, not over two clouds.
+them: the interval is therefore taken over the paired differences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from joulery.domain.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class MeanInterval:
-    """A mean over seeds and the interval that holds the true mean with the confidence asked for (Student's t).
+    """A mean over seeds and the interval that holds the true mean with the requested confidence (Student's t).
 
     Attributes:
         mean: Mean over seeds.
@@ -68,7 +68,7 @@ def paired(values: Sequence[float], against: Sequence[float], confidence: float 
     """The difference ``values - against``, seed by seed.
 
     Raises:
-        DataError: The two do not have the same seeds.
+        DataError: The two have different numbers of seeds.
     """
     if len(values) != len(against):
         raise DataError(f"{len(values)} and {len(against)} seeds cannot be paired")

@@ -20,7 +20,7 @@ Obs = TypeVar("Obs")
 
 
 _SURELY_NEXT = 0.999
-"""A grid instant less than so much of a period ahead is the next one; the rest is left to rounding."""
+"""Share of a period: a step due in less than that is the next grid instant; the rest allows for rounding."""
 
 
 class Driver(Generic[S, Obs]):
@@ -28,18 +28,18 @@ class Driver(Generic[S, Obs]):
 
     The policy is stepped at ``start_s + k * period_s``. After a step with ``wake_s``, grid instants before ``wake_s``
     are skipped: for a policy whose ``wake_s`` is right the decisions are those of stepping it every period.
-    Without a period the policy is stepped exactly at ``wake_s``, and otherwise only when :meth:`poke` says that
-    something changed.
+    Without a period the policy is stepped exactly at ``wake_s``, and otherwise only when :meth:`poke` reports
+    a change.
 
     Args:
         kernel: The kernel to run in.
         name: Unique name of this driver; names its events.
         policy: The pure policy.
-        observe: What the policy sees at an instant.
+        observe: Returns the policy's observation at an instant.
         act: Carries out one decision; called in the policy's order.
-        period_s: Distance of the grid, seconds; None for a policy that acts only when woken.
+        period_s: Interval of the grid, seconds; None for a policy that acts only when woken.
         start_s: First step, seconds; now when None.
-        watch: Called after each step with the instant, the observation and the step: a log, a test.
+        watch: Called after each step with the instant, the observation and the step, for logs and tests.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Driver(Generic[S, Obs]):
         return self._due_s
 
     def poke(self) -> None:
-        """Something changed: step the policy at its next grid instant, or within this instant if it has no grid.
+        """Request a step after a change: at the next grid instant, or within this instant if the policy has no grid.
 
-        However many pokes, one step. What the policy's own decisions change does not wake it.
+        Several pokes cause one step. Changes made by the policy's own decisions do not wake it.
         """
         if self._acting:
             return

@@ -1,4 +1,4 @@
-"""Carbon intensity of a simulated run: the truth by the hour, and a scheduler's forecast of the hours to come."""
+"""Carbon intensity of a simulated run: the true hourly values, and a scheduler's forecasts of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Intensity:
 
     @classmethod
     def of(cls, series: CarbonSeries) -> Intensity:
-        """An hourly series.
+        """The intensities of an hourly carbon series.
 
         Raises:
             DataError: A step is not an hour.
@@ -68,9 +68,9 @@ class Intensity:
 
 
 def typical(truth: Intensity) -> Intensity:
-    """A forecast from the past alone: each hour as the same hour of the last 28 days was on average.
+    """A forecast from the past alone: each hour is the mean of the same hour over the last 28 days.
 
-    The first day is expected as it comes.
+    The first day has no past: its forecast equals the truth.
     """
     values = np.array(truth.values)
     expected = values.copy()
@@ -82,19 +82,19 @@ def typical(truth: Intensity) -> Intensity:
 
 
 def day_ahead(truth: Intensity, error_ratio: float, rng: np.random.Generator) -> Intensity:
-    """A made-up day-ahead forecast of a stated mean absolute relative error.
+    """Generate a day-ahead forecast with a given mean absolute relative error.
 
     The logarithm of forecast over truth is a first-order autoregression that starts afresh at every midnight, when the
     forecast is issued, so that errors grow with the lead and last for hours: measured on a year of forecasts for five
     regions, hour to hour they correlate by 0.85 to 0.93, and their spread grows from a quarter of its final one.
 
     Args:
-        truth: The hours as they come.
+        truth: The true intensity.
         error_ratio: Mean of ``|forecast / truth - 1|``; 0.08 for California, 0.27 for Great Britain.
         rng: Randomness.
 
     Raises:
-        ConfigError: The error is negative, or beyond what the model can mean.
+        ConfigError: The error is negative, or 1 or more.
     """
     if not 0 <= error_ratio < 1:
         raise ConfigError("the error of a forecast is a share", got=f"{error_ratio:g}", expected="0 to 0.99")
@@ -117,10 +117,10 @@ def day_ahead(truth: Intensity, error_ratio: float, rng: np.random.Generator) ->
 
 
 def forecast(g_per_kwh: FloatArray, truth: Intensity) -> Intensity:
-    """A recorded forecast for the hours of the truth.
+    """Turn a recorded forecast for the hours of the truth into an intensity.
 
     Raises:
-        DataError: It does not cover the same hours, or lacks one.
+        DataError: It has another number of hours, or an hour is missing or negative.
     """
     if len(g_per_kwh) != truth.hours:
         raise DataError(

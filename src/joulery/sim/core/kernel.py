@@ -1,4 +1,4 @@
-"""The event kernel every simulated plant stands on: a heap of tuples, no clock, no threads, no surprises.
+"""The event kernel of every simulated plant: a deterministic heap of timed events, without a clock or threads.
 
 An event is ``(t_s, rank, seq, kind, payload)``. The heap orders events by time; at one instant by rank; within a rank
 by the order in which they were scheduled. The rank of an event belongs to its kind:
@@ -6,15 +6,15 @@ by the order in which they were scheduled. The rank of an event belongs to its k
 ====  ==============  ==========================================================================
 rank  name            why here
 ====  ==============  ==========================================================================
-0     ``COMPLETION``  what ends at t has left before anything else looks: an instance is free again
+0     ``COMPLETION``  what ends at t leaves first, so that its instance is free again
 1     ``ARRIVAL``     what arrives at t finds the resources that were freed at t
 2     ``TELEMETRY``   meters read the state after the instant's completions and arrivals
 3     ``POLICY``      policies decide last, on readings of the same instant
 ====  ==============  ==========================================================================
 
 An event scheduled for the instant that is being handled runs within that instant, after the handler that scheduled
-it, whatever its rank. A handler is called with ``(t_s, payload)`` and may schedule more. Nothing is ever cancelled: a
-plant whose plans change puts a version in the payload and ignores the stale event.
+it, whatever its rank. A handler is called with ``(t_s, payload)`` and may schedule more. Events are not cancelled: a
+plant whose schedule changes puts a version in the payload and ignores the stale event.
 
 >>> kernel = Kernel()
 >>> kernel.on("done", Rank.COMPLETION, lambda t_s, job: print(f"{t_s:g} s: {job} leaves"))
@@ -53,11 +53,11 @@ class Rank(IntEnum):
 
 
 class Kernel:
-    """Runs events in order of ``(t_s, rank, seq)``; equal schedules give equal runs, always.
+    """Runs events in order of ``(t_s, rank, seq)``; the same schedule always gives the same run.
 
     Attributes:
-        now_s: Time of the event being handled, seconds; between runs, how far the simulation has come. Read-only
-            for everyone but the kernel.
+        now_s: Time of the event being handled, seconds; between runs, how far the simulation has come. Only
+            the kernel sets it.
 
     Args:
         start_s: Where simulated time begins.
@@ -73,7 +73,7 @@ class Kernel:
         self._seq = 0
 
     def on(self, kind: str, rank: Rank, handler: Handler) -> None:
-        """Declare a kind of event, its rank, and who handles it.
+        """Declare a kind of event, its rank and its handler.
 
         Raises:
             ValueError: The kind is already declared.
@@ -96,7 +96,7 @@ class Kernel:
         heappush(self._heap, (t_s, self._ranks[kind], self._seq, kind, payload))
 
     def feed(self, times_s: npt.ArrayLike, kind: str) -> None:
-        """Schedule one event a time, with its index as payload; only the next one waits on the heap.
+        """Schedule one event for each time, with its index as payload; only the next one waits on the heap.
 
         Args:
             times_s: float64[n], seconds, non-decreasing.

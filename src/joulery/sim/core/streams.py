@@ -2,7 +2,7 @@
 
 Every source of randomness (the arrivals of one service, the noise of one instance) draws from a stream of its own. A
 policy that makes one source draw more or fewer numbers therefore changes nothing that any other source draws: two
-policies under one seed face the same workload, and their difference is the policies' (common random numbers).
+policies under one seed face the same workload, and only the policies differ (common random numbers).
 
 >>> streams = Streams(7)
 >>> streams("arrivals", "W1") is not streams("arrivals", "W1")  # every call starts the stream afresh
@@ -25,7 +25,7 @@ from joulery.domain.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Names to random generators; equal ``(seed, name)`` give equal numbers on every machine.
+    """Random generators by name; equal ``(seed, name)`` give equal numbers on every machine.
 
     Attributes:
         seed: What a user sets to repeat or vary a run, 0 or larger.

@@ -1,12 +1,12 @@
-"""Judge a plan: services on shared GPUs, request by request, on GPUs that need not behave as the planner thought.
+"""Simulate a plan of services on shared GPUs, request by request; the GPUs may differ from the planner's model.
 
-The plan says which instance serves which service with which share and batch. The judge draws arrivals and service-time
+The plan states the service, share and batch of each instance. The simulation draws arrivals and service-time
 noise, runs every instance, and reports latency quantiles, throughput, utilisation and energy: SLO violations are
-counted on what requests saw. All of it is simulated and says so.
+counted on the latencies of requests. All results are simulated and labelled so.
 
-Interference comes in two readings. ``always``: an instance is slowed as if all its neighbours executed all the time;
-the planner's assumption, and the fast path (instances become independent). ``busy``: it is slowed only by who executes
-at that moment (:mod:`joulery.sim.placement.colocation`).
+Interference has two modes. ``always``: an instance is slowed as if all its neighbours executed all the time;
+the planner's assumption, and the fast path (instances become independent). ``busy``: it is slowed only by neighbours
+that execute at that moment (:mod:`joulery.sim.placement.colocation`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Service:
 
     Attributes:
         name: Unique.
-        arrivals: When its requests come.
+        arrivals: Source of its arrival times.
         slo: The latency SLO and its quantile.
     """
 
@@ -77,9 +77,9 @@ class Gpu:
 
     Attributes:
         truth: How it behaves.
-        instances: Who is on it.
-        parts: Indices of the instances that affect one another, in groups that do not, where the GPU is cut at a clock
-            that is set; none where all of them share it.
+        instances: The instances on it.
+        parts: Groups of indices of instances, where a GPU with a set clock is partitioned (MIG): instances affect only
+            others of their group. Empty where all instances share the GPU.
     """
 
     truth: GpuTruth
@@ -118,9 +118,9 @@ class ServiceOutcome:
 
     Attributes:
         name: The service.
-        requests: How many came within the window.
-        unanswered: How many of them never were (their batch never filled).
-        offered_rps: Requests a second that came.
+        requests: Requests that arrived within the window.
+        unanswered: How many of them were never answered (their batch never filled).
+        offered_rps: Requests a second that arrived.
         throughput_rps: Answers a second within the window.
         p50_s: Median latency, arrival to answer; infinite if half were never answered.
         tail_s: Latency at the SLO quantile.
@@ -200,18 +200,18 @@ class ServiceVerdict:
 
 
 def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, streams: Streams) -> ServiceVerdict:
-    """Run a plan once.
+    """Simulate a plan once.
 
     Args:
-        services: What comes; each needs at least one instance.
+        services: The services and their arrivals; each needs at least one instance.
         gpus: The plan.
-        trial: How it is judged.
+        trial: Conditions of the simulation.
         streams: Randomness; arrivals depend on the service's name alone, noise on the service and the instance's
             number within it, so plans compared under one seed face the same requests.
 
     Raises:
         ConfigError: A service has no instance, an instance no service, names repeat, or a truth lacks a model.
-        InfeasibleError: A GPU is asked for so much power that no clock is left.
+        InfeasibleError: The processes of a GPU need so much power that no clock is left.
     """
     routed = _route(services, gpus, trial, streams)
     served: dict[str, list[tuple[FloatArray, Batches]]] = {service.name: [] for service in services}
@@ -229,7 +229,7 @@ def judge(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, stream
 
 
 def spread(count: int, weights: Sequence[float]) -> IntArray:
-    """Recipients of requests 0, 1 ... ``count - 1``: in proportion to the weights, each as evenly as can be."""
+    """Recipients of requests 0, 1 ... ``count - 1``: in proportion to the weights, spread as evenly as possible."""
     total = math.fsum(weights)
     due, owner = [], []
     for index, weight in enumerate(weights):
@@ -274,7 +274,7 @@ def _route(services: Sequence[Service], gpus: Sequence[Gpu], trial: Trial, strea
 
 
 def _split(service: Service, replicas: Sequence[ServingProcess], trial: Trial, streams: Streams) -> list[FloatArray]:
-    """A service's requests by instance, going on past the end until batches that hold counted requests are full."""
+    """A service's requests by instance, continued past the end until batches that hold counted requests are full."""
     if not replicas:
         raise ConfigError(f"service {service.name!r} has no instance in the plan", pointer=service.name)
     times = service.arrivals.times_s(trial.end_s + (trial.end_s - trial.warmup_s), streams("arrivals", service.name))
@@ -297,7 +297,7 @@ def _noise(cv: float, count: int, streams: Streams, *name: str) -> FloatArray:
 
 
 def _served(gpu: Gpu, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
-    """Run of a GPU; instances in different parts of it are simulated by themselves."""
+    """Simulate a GPU; groups of instances that do not affect one another are simulated separately."""
     parts = gpu.parts or (tuple(range(len(tenants))),)
     runs = [_part_served(gpu.truth, [tenants[index] for index in part], trial) for part in parts]
     if len(runs) == 1:
@@ -317,7 +317,7 @@ def _served(gpu: Gpu, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
 
 
 def _part_served(truth: GpuTruth, tenants: Sequence[Tenant], trial: Trial) -> GpuRun:
-    """Run of instances that affect one another."""
+    """Simulate instances that affect one another."""
     # Without a neighbour the two readings are one, and the fast path serves.
     alone = trial.neighbours is Neighbours.ALWAYS or len(tenants) == 1
     return (_always if alone else serve_together)(truth, tenants, trial.warmup_s, trial.end_s)

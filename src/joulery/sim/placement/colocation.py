@@ -1,8 +1,8 @@
 """Instances that share a GPU, event by event: neighbours affect one another only while they execute.
 
-The batching rule is that of :mod:`joulery.sim.queues.batching`. When requests come is known beforehand, so that the
-time of the next batch follows from them, and events are those of batches: a request has none of its own. Between two
-changes in who executes, every executing batch progresses at the speed the GPU's truth gives it in that company; at each
+The batching rule is that of :mod:`joulery.sim.queues.batching`. Arrival times are known beforehand, so the
+time of the next batch follows from them: only batches have events, requests have none. Between two changes of the
+executing batches, each batch progresses at the speed that the GPU's true behaviour gives it beside the others; at each
 change the remaining work is carried over to the new speed. Power is integrated over the same stretches.
 """
 
@@ -21,7 +21,7 @@ from joulery.sim.placement.gpu import GpuTruth, SimulatedProcess
 from joulery.sim.queues.batching import Batches, BatchRule
 
 _CODE_BITS = 16
-"""Bits of each tenant in the number that stands for a company: what it may execute differs in fewer ways."""
+"""Bits of each tenant in the number that identifies a set of executing processes; a tenant has fewer variants."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ def serve_together(truth: GpuTruth, tenants: Sequence[Tenant], begin_s: float, e
 
 
 class _Instance:
-    """The moving parts of one tenant."""
+    """State of one tenant during a simulation."""
 
     __slots__ = (
         "busy",
@@ -105,7 +105,7 @@ class GpuSimulation:
 
     Attributes:
         tenants: The instances on it; replacing one changes what its next batches run with.
-        kernel: What it runs on; others may have events of their own there.
+        kernel: The event kernel; other components may schedule events on it too.
 
     Args:
         truth: How the GPU behaves.
@@ -131,7 +131,7 @@ class GpuSimulation:
         self.kernel.on("form", Rank.POLICY, self._on_form)
 
     def run(self) -> GpuRun:
-        """Serve every request there is."""
+        """Serve every request of every tenant."""
         for one in self.instances:
             self._consider(self.kernel.now_s, one)
         self.kernel.run()
@@ -151,7 +151,7 @@ class GpuSimulation:
         )
 
     def latencies(self, index: int, since_s: float, arrived_s: float = -math.inf) -> FloatArray:
-        """Latencies of a tenant's requests that were answered after ``since_s`` and had come from ``arrived_s`` on."""
+        """Latencies of a tenant's requests answered after ``since_s`` that arrived at ``arrived_s`` or later."""
         arrivals, found = self.arrivals[index], []
         first = sum(size for size, _, _ in self.records[index])
         for size, _, finish_s in reversed(self.records[index]):
@@ -164,7 +164,7 @@ class GpuSimulation:
         return np.array(found, np.float64)
 
     def _consider(self, t_s: float, one: _Instance) -> None:
-        """Form the next batch, or schedule that, unless one loads or waits already."""
+        """Form the next batch or schedule its formation, unless a batch already loads or waits loaded."""
         index, arrivals = one.index, self.arrivals[one.index]
         if one.slot or one.taken >= len(arrivals):
             return
@@ -179,7 +179,7 @@ class GpuSimulation:
             self.kernel.at(form_s, "form", one)
 
     def _on_form(self, t_s: float, one: _Instance) -> None:
-        """Form a batch of what waits, if it is time."""
+        """Form a batch of the waiting requests, if the batch rule allows it now."""
         index, arrivals = one.index, self.arrivals[one.index]
         if one.slot or one.taken >= len(arrivals):
             return
@@ -201,7 +201,7 @@ class GpuSimulation:
         self.kernel.at(t_s + load_s, "loaded", one)
 
     def _process(self, one: _Instance, tenant: Tenant, size: int) -> tuple[SimulatedProcess, int]:
-        """Process of an instance with so many requests, and a number: sums of these differ where companies do."""
+        """Process of an instance for a batch size, and its code: sums of codes identify sets of processes."""
         key = tenant.share_ratio, tenant.model, size
         found = one.processes.get(key)
         if found is None:
@@ -263,7 +263,7 @@ class GpuSimulation:
         self.clock_time += inside_s * self.clock
 
     def _regroup(self, t_s: float) -> None:
-        """Give every executing batch the speed of the present company."""
+        """Set the speed of every executing batch to that beside the batches that execute now."""
         if not self.running:
             return
         found = self.known.get(self.company)

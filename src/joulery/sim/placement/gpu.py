@@ -1,11 +1,11 @@
-"""A simulated GPU: how co-located processes slow one another, at what clock they run, what they draw.
+"""A simulated GPU: slowdown of co-located processes, clock and power.
 
 This is the *truth* of a simulation. It has parameters of its own: a plan made with one interference profile can be
-judged on a GPU that behaves by another. One rule unites the clock someone sets and the power cap::
+judged on a GPU that behaves by another. One rule combines the clock that is set and the power cap::
 
     clock = min(clock set, clock the power cap leaves)
 
-Of a GPU cut into slices, what runs on one slice is independent of the others; processes of one slice share it.
+On a GPU with MIG slices, processes of different slices are independent; processes of one slice share it.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ class GpuTruth(Protocol):
         ...
 
     def conditions(self, executing: Sequence[SimulatedProcess]) -> Conditions:
-        """The effect of everything that executes at one time on each part of it.
+        """The clock and the effect on each process while the given processes execute together.
 
         Raises:
             ConfigError: A model is unknown.
-            InfeasibleError: The processes ask for so much power that no clock is left.
+            InfeasibleError: The processes need so much power that no clock is left.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InterferenceTruth:
-    """iGniter's equations as the law of a simulated GPU, usually with other coefficients than the planner's.
+    """iGniter's equations as the true behaviour of a simulated GPU, usually with other coefficients than the planner's.
 
     Attributes:
         profile: Coefficients of the truth.
-        clock_limit_mhz: Clock someone set; None for the highest.
+        clock_limit_mhz: Clock that is set; None for the highest.
         dynamic_ratio: Dynamic power at a clock, as a ratio of that at the highest, against the clock as a ratio of the
             highest. The default keeps the voltage: no less is saved below the knee of any voltage curve.
     """
@@ -108,7 +108,7 @@ class InterferenceTruth:
         return self.profile.gpu.idle_w
 
     def conditions(self, executing: Sequence[SimulatedProcess]) -> Conditions:
-        """Eqs. 1-11 for what executes now; the clock is the lower of the one set and the one the cap leaves."""
+        """iGniter's Eqs. 1-11 for the executing processes; the clock is the lower of the one set and the cap's."""
         gpu = self.profile.gpu
         highest = gpu.clock_max_mhz
         limit = highest if self.clock_limit_mhz is None else self.clock_limit_mhz
@@ -139,8 +139,8 @@ class SliceTenants(NamedTuple):
     """Processes of one slice.
 
     Attributes:
-        curves: What the slice does to one process, two ... of the model at once.
-        slice_w: What the slice adds to the board while its kernels execute.
+        curves: Batch times of one process, two ... of the model at once on the slice.
+        slice_w: Power that the slice adds to the board while its kernels execute.
     """
 
     curves: tuple[BatchCurve, ...]
@@ -149,13 +149,13 @@ class SliceTenants(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SlicedTruth:
-    """Measured batches as the law of a simulated GPU; a process is slowed by those of its slice while they execute.
+    """Measured batches as the true behaviour of a simulated GPU; executing processes of a slice slow one another.
 
     Attributes:
         tenants: By the name under which the processes of a slice run.
         idle_w: Power while nothing executes.
         clock_mhz: The clock.
-        speed: The same as a ratio of the highest.
+        speed: The clock as a ratio of the highest.
     """
 
     tenants: Mapping[str, SliceTenants]

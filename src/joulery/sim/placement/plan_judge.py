@@ -1,4 +1,4 @@
-"""A plan of shares with clocks judged request by request, on GPUs that need not behave as the planner thought."""
+"""Simulate a plan of shares and clocks request by request, on GPUs that may differ from the planner's model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class PlanVerdict:
     """Result for the requests of a plan, over all seeds.
 
     Attributes:
-        truth: Which coefficients the GPUs behaved by.
-        seeds: How many.
+        truth: Names of the coefficients that the simulated GPUs followed.
+        seeds: Number of seeds.
         power_w: Mean power of all boards, hosts included; simulated.
         tail_ratio: For each service the worst latency at its quantile, as a ratio of its SLO; above 1 it is violated.
-        layouts: GPUs that differ, where those that are alike were simulated once; 0 where every GPU was.
+        layouts: Number of different GPUs, where equal ones were simulated once; 0 where every GPU was simulated.
     """
 
     truth: str
@@ -55,7 +55,7 @@ def judge_plan(
     sliced: Mapping[str, SlicedGpu] | None = None,
     balancer: Balancer = Balancer.TURNS,
 ) -> PlanVerdict:
-    """Serve random requests with a plan, neighbours busy as they come.
+    """Simulate random requests on a plan; instances slow one another only while they execute.
 
     The truth is stricter than the planner's model: all of an execution depends on the clock, launches included, and an
     instance slows its neighbours only while it executes.
@@ -64,11 +64,11 @@ def judge_plan(
         gpus: The plan.
         workloads: The services.
         truths: How each GPU type behaves.
-        seeds: How many times, with other requests each time.
+        seeds: Number of simulations, each with different requests.
         noise_cv: Variation of a batch's time from batch to batch.
         length_s: Simulated seconds that count.
-        sliced: What was measured of the slices of each GPU type that can be cut. Its curves are simulated in a form of
-            three numbers, which is not what the planner took.
+        sliced: Measurements of the slices of each GPU type that can be partitioned. The simulation uses a fit of each
+            curve with three numbers; the planner does not.
         balancer: How requests reach the instances of a service.
     """
     simulated = [_simulated(gpu, truths, sliced or {}) for gpu in gpus]
@@ -89,14 +89,14 @@ def judge_layouts(
     length_s: float = 60.0,
     balancer: Balancer = Balancer.TURNS,
 ) -> PlanVerdict:
-    """As :func:`judge_plan`, with GPUs that are alike simulated once.
+    """As :func:`judge_plan`, but GPUs that are alike are simulated only once.
 
-    Every instance gets requests of its own, as many and as variable as the part of its service's that is dealt to it.
-    A service is in time where each of its instances is: no quantile of all its requests is above the greatest of
-    theirs.
+    Every instance gets its own requests, with the rate and variability of its part of the service's requests.
+    A service is within its SLO if each of its instances is: no quantile over all its requests exceeds the greatest
+    of its instances.
 
     Args:
-        gpus: The plan; none is cut.
+        gpus: The plan; no GPU is partitioned.
         workloads: The services.
         truths: How each GPU type behaves.
         seeds, noise_cv, length_s, balancer: As for :func:`judge_plan`.
@@ -157,7 +157,7 @@ def _look(gpu: PlannedGpu, workloads: Mapping[str, Workload]) -> object:
 
 
 def _simulated(gpu: PlannedGpu, truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]) -> Gpu:
-    """A GPU of the plan with its truth; each process of a slice is its own and affected by those of its slice."""
+    """The simulated GPU of a planned one; each process of a slice is an instance affected by those of its slice."""
     if any(one.slice for one in gpu.instances):
         processes = [
             ServingProcess(
@@ -187,7 +187,7 @@ def _simulated(gpu: PlannedGpu, truths: Mapping[str, InterferenceProfile], slice
 def _names(
     gpus: Sequence[PlannedGpu], truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]
 ) -> str:
-    """Names of the truths that the GPUs behaved by."""
+    """Names of the coefficients that the simulated GPUs followed."""
     cut = {gpu.type for gpu in gpus if any(one.slice for one in gpu.instances)}
     found = {f"{name} (three numbers a curve of {sliced[name].table.source})" for name in cut}
     return ", ".join(sorted(found | {truths[gpu.type].gpu.name for gpu in gpus if gpu.type not in cut}))
@@ -204,11 +204,11 @@ def truth_at(profile: InterferenceProfile, set_mhz: float | None) -> Interferenc
 
 
 def sliced_truth(gpu: PlannedGpu, sliced: SlicedGpu) -> SlicedTruth:
-    """True behaviour of a planned GPU: three-number form of each measured curve, which is not what the planner took.
+    """True behaviour of a planned GPU: a fit with three numbers to each measured curve, unlike the planner's model.
 
     Args:
         gpu: A GPU of a plan, each instance on a slice.
-        sliced: What was measured of its type.
+        sliced: Measurements of its GPU type.
     """
     clock_mhz = gpu.clock_mhz if gpu.clock_set_mhz is None else gpu.clock_set_mhz
     speed = clock_mhz / gpu.clock_max_mhz

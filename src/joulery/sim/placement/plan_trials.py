@@ -1,4 +1,4 @@
-"""Plans on trial: several plans for the same services, each judged under the same seeds."""
+"""Simulate several plans for the same services, each under the same seeds."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def make_plan(policy: str, workloads: Sequence[Workload], profile: InterferenceP
 
     Args:
         policy: A name in :data:`joulery.policies.placement.provisioning.planner.POLICIES`.
-        workloads: The services, and how the policy takes their requests to come.
+        workloads: The services, with the arrivals that the policy assumes.
         profile: What the policy knows of the GPU; never the truth the plan is judged on.
-        rules: What ``best`` has to keep.
+        rules: Constraints that ``best`` keeps.
 
     Raises:
         ConfigError: There is no such policy, or the profile lacks a model.
@@ -65,7 +65,7 @@ def plan_of(gpus: Sequence[PlannedGpu], max_delay_s: float | None = None) -> Pla
 
     Args:
         gpus: The plan.
-        max_delay_s: How long every instance waits for a batch to fill; as the plan says when None.
+        max_delay_s: How long every instance waits for a batch to fill; the plan's own delays when None.
     """
     return tuple(
         tuple(
@@ -93,16 +93,16 @@ def trials(
     max_delay_s: float | None = None,
     truths: Mapping[str, Sequence[GpuTruth]] | None = None,
 ) -> Iterator[tuple[str, int, ServiceVerdict]]:
-    """Judge every plan under every seed.
+    """Simulate every plan under every seed.
 
     Args:
-        services: What comes.
+        services: The services and their arrivals.
         models: The model of each service.
         plans: The plans, by name.
         truth: How every GPU behaves.
-        trial: How plans are judged.
+        trial: Conditions of the simulations.
         seeds: Under one seed all plans face the same requests.
-        max_delay_s: Patience of every instance with a batch that does not fill; as each plan says when None.
+        max_delay_s: How long every instance waits for a batch to fill; each plan's own delays when None.
         truths: How each GPU of a plan behaves, by name of the plan; ``truth`` for plans without.
 
     Yields:

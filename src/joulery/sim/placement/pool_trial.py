@@ -1,4 +1,4 @@
-"""Trials of pools in virtual time: what the column optimiser's plans do, request by request."""
+"""Simulate pools request by request, to try the column optimiser's plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from joulery.sim.core.streams import Streams
 from joulery.sim.queues.fifo_pull import PullInstance, PullMetrics, Requests, metrics, pull
 
 REQUESTS = 10_000
-"""Requests of a trial: the 95th percentile of so many is known to about 1 %."""
+"""Requests of a trial, enough to know their 95th percentile to about 1 %."""
 
 
 def instances(service: PoolService, machines: Sequence[Machine], used: Used) -> list[PullInstance]:
@@ -38,9 +38,9 @@ def instances(service: PoolService, machines: Sequence[Machine], used: Used) -> 
 
 
 def hosts(service: PoolService, machines: Sequence[Machine], used: Used) -> list[int]:
-    """The host of each instance: GPUs are filled one after the other, the largest slices first, then hosts with GPUs.
+    """The host of each instance: slices fill GPUs one after the other, the largest slices first; GPUs then fill hosts.
 
-    As many GPUs make a host as the service's costs were found on; GPUs of two types are on two hosts.
+    A host has the number of GPUs that the service's costs are for; GPUs of two types are on two hosts.
     """
     found = [0] * len(used)
     rooms: list[list[tuple[float, int]]] = [[] for _ in machines]  # what is left of each GPU of a machine, and its host
@@ -59,7 +59,7 @@ def hosts(service: PoolService, machines: Sequence[Machine], used: Used) -> list
 
 
 def _part(machines: Sequence[Machine], one: tuple[int, str, str]) -> float:
-    """The part of its GPU that an instance takes, by compute slices."""
+    """Share of its GPU that an instance takes, by compute slices."""
     menu = machines[one[0]].menu
     return menu[one[1]].compute_slices / menu.compute_slices
 
@@ -72,11 +72,11 @@ def window(
     gaps: FloatArray,
     on: Sequence[int] = (),
 ) -> PullMetrics:
-    """Requests of a service answered by instances.
+    """Simulate requests of a service on a pool of instances.
 
     Args:
         service: The service.
-        pool: Who answers.
+        pool: The instances.
         on: The host of each; empty for one host.
         idle_w: Idle power of its GPUs.
         streams: Where sizes and jitter are drawn.
@@ -91,7 +91,7 @@ def window(
 def judge(
     services: Sequence[PoolService], machines: Sequence[Machine], streams: Streams, requests: int = REQUESTS
 ) -> Callable[[int, Used, float], TrialMetrics]:
-    """Tries pools on the same requests each time.
+    """Make the function that tries pools, on the same requests each time.
 
     Args:
         services: Of the problem, in order.

@@ -1,12 +1,12 @@
 """One instance that serves in batches: when each batch forms, starts and finishes.
 
 Requests queue. A batch forms when ``batch`` requests wait (they load while the batch before executes: one batch
-executes, one loads), or, if fewer wait, when the instance would stand idle although the oldest has waited
-``max_delay_s``. The two well-known rules are its ends: an infinite delay is *wait for a full batch*, a delay of zero is
-*greedy* batching.
+executes, one loads), or, if fewer wait, when the instance would otherwise idle and the oldest has waited
+``max_delay_s``. Two well-known rules are special cases: an infinite delay is *wait for a full batch*, a delay of zero
+is *greedy* batching.
 
 :func:`serve_timed` assumes that the times of a batch depend on its size and its own noise alone (neighbours always
-on, as the planner assumes); full batches are then solved in closed form. With neighbours that come and go see
+on, as the planner assumes); full batches are then solved in closed form. For neighbours that execute only at times see
 :mod:`joulery.sim.placement.colocation`, which runs the same rule event by event.
 """
 
@@ -29,7 +29,7 @@ class BatchRule:
 
     Attributes:
         batch: Largest batch, 1 or more.
-        max_delay_s: How long the oldest request waits for a batch to fill before a smaller one will do; 0 is greedy,
+        max_delay_s: How long the oldest request waits for a batch to fill before a smaller one forms; 0 is greedy,
             infinity waits for a full batch.
     """
 
@@ -59,7 +59,7 @@ class Batches:
 
     @property
     def served(self) -> int:
-        """Requests answered: the first so many of those that came."""
+        """Number of answered requests; these are the first to have arrived."""
         return int(self.size.sum())
 
     def answered_s(self) -> FloatArray:

@@ -1,9 +1,9 @@
-"""A replica of a language model, step by step: requests join and leave one running batch.
+"""Simulate a replica of a language model step by step: requests join and leave one running batch.
 
 At the start of a step waiting requests take free places, first come, first served; their prompts are computed in that
 step, which takes at least as long as their arithmetic. At its end each running request has one more token, and those
-with all their tokens leave. A step takes what the batch's size says, times a random factor: the truth that a plan is
-judged on is not the model that made it.
+with all their tokens leave. The time of a step is that of its batch size times a random factor, so that a plan is
+not judged by the very model that made it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MOST_STEPS = 150_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedReplica:
-    """A replica as it truly is.
+    """True properties of a replica.
 
     Attributes:
         step_s: Time of a step with 1, 2, ... limit requests in the batch, s, shape (limit,).
         prefill_s: Time of a prompt's arithmetic: the step in which it is computed takes at least that, s.
         answer_tokens: Tokens an answer, mean; lengths are geometric.
         noise_ratio: Standard deviation of a step's time in logarithms.
-        slower_ratio: How much longer everything takes than ``step_s`` and ``prefill_s`` say.
+        slower_ratio: Relative excess of all times over ``step_s`` and ``prefill_s``.
     """
 
     step_s: FloatArray
@@ -75,12 +75,12 @@ class ReplicaTrial(NamedTuple):
 def open_trial(
     replica: BatchedReplica, arrivals_s: FloatArray, end_s: float, warmup_s: float, seed: int
 ) -> ReplicaTrial:
-    """Requests that arrive at given times.
+    """Simulate a replica whose requests arrive at given times.
 
     Args:
         replica: The replica.
         arrivals_s: Arrival times, s, ascending.
-        end_s, warmup_s: When it ends, and what of it is not counted, s.
+        end_s, warmup_s: End of the trial, and of its warm-up, which is not counted, s.
         seed: Of lengths and step times.
 
     Raises:
@@ -90,7 +90,7 @@ def open_trial(
 
 
 def closed_trial(replica: BatchedReplica, clients: int, end_s: float, warmup_s: float, seed: int) -> ReplicaTrial:
-    """So many clients, each of which sends the next request as soon as its last one is answered.
+    """Simulate a replica with clients that each send the next request as soon as their last one is answered.
 
     Raises:
         DataError: The trial has no time after its warm-up.

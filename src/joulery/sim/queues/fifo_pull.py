@@ -1,4 +1,4 @@
-"""Clover's service in virtual time: what requests cost on each instance, and what a measurement of the pool shows.
+"""Simulate Clover's service: service times of requests on each instance, and the metrics of a measured pool.
 
 The queue is :mod:`joulery.perf.queues.fifo_pool`. A request's service time on instance ``i``, while ``b`` other
 instances of its host are busy as it starts, is::
@@ -86,7 +86,7 @@ class Requests:
             jitter_s: Standard deviation of the jitter, seconds.
 
         Raises:
-            DataError: The arrivals are not such times.
+            DataError: An arrival is negative, not finite or out of order.
         """
         arrivals = readonly(arrival_s, np.float64)
         if not bool(np.all(np.isfinite(arrivals)) and np.all(np.diff(arrivals, prepend=0.0) >= 0)):
@@ -110,7 +110,7 @@ class ServiceTimes:
         self._known: dict[tuple[float, float], list[float]] = {}
 
     def of(self, instance: PullInstance) -> list[float]:
-        """Seconds, one a request."""
+        """Service time of each request on an instance, seconds."""
         kind = (instance.host_s, instance.gpu_s)
         if kind not in self._known:
             times = self._requests.size * instance.gpu_s
@@ -126,7 +126,7 @@ class Pulled:
 
     Attributes:
         start_s: When an instance took it, float64[n], seconds.
-        finish_s: When the answer was there.
+        finish_s: When the request was answered.
         instance: Which instance served it, int64[n].
         free_s: When each instance is free after the last request, float64[instances].
     """
@@ -146,7 +146,7 @@ def pull(
     hosts: Sequence[int] = (),
     times: ServiceTimes | None = None,
 ) -> Pulled:
-    """Serve every request; none is lost, none is served twice.
+    """Serve every request exactly once on a pool of instances.
 
     Args:
         requests: The requests.

@@ -1,8 +1,8 @@
 """One server whose job may be interrupted: the order is revised while a job runs (:mod:`joulery.policies.reranking`).
 
-The queue decides at arrivals, at completions, and at every ``period_s`` of service while jobs wait, as a gateway does
-that sees tokens come. A job that goes on after an interruption first takes ``resume_s``: its prompt is found in a
-cache, or read again. Where the policy follows the backlog, the order of those that wait is revised at completions.
+The queue decides at arrivals, at completions, and at every ``period_s`` of service while jobs wait, as in a gateway
+that receives tokens. A job that resumes after an interruption first takes ``resume_s``: its prompt is found in a
+cache, or computed again. Where the policy follows the backlog, the order of waiting jobs is revised at completions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Interruptions:
     """Cost of an interruption, and how often one is considered.
 
     Attributes:
-        period_s: Service between two looks at the order, > 0.
-        resume_s: Extra service of a job that goes on.
+        period_s: Service between two checks of the order, > 0.
+        resume_s: Extra service of a job that resumes.
     """
 
     period_s: float = 0.2
@@ -58,7 +58,7 @@ class _Server:
         heappush(self.waiting, (key_s, job))
 
     def revise(self) -> None:
-        """A job ended: the order of the others is revised by the backlog that it left behind."""
+        """Revise the order of the waiting jobs by the backlog, after a job has ended."""
         if self.policy.aging is not None:
             return
         jobs = [job for _, job in self.waiting]
@@ -89,7 +89,7 @@ def reranked(
     average_s: float,
     interruptions: Interruptions | None = None,
 ) -> tuple[ServedQueue, int]:
-    """Serve jobs in an order revised while they run; also the number of interruptions.
+    """Serve jobs in an order that is revised while they run; also returns the number of interruptions.
 
     Args:
         arrival_s: float64[n], non-decreasing.

@@ -1,4 +1,4 @@
-"""Orders of serving side by side: one server, requests of unknown length, predictions of varying worth.
+"""Compare orders of serving on one server, with requests of unknown length and imperfect predictions.
 
 Under one seed every order faces the same requests at the same instants. Predictions are calibrated on requests that the
 simulation does not replay, so no order but the oracle's has seen a true length (μ-Serve, ATC'24, section 3.3).
@@ -62,8 +62,8 @@ class OrderingSetting:
         constant_s, per_token_s: Service time of an answer: constant plus so much a token.
         load_ratio: Offered load, below 1 for a queue that settles.
         cv: Variability of the gaps between arrivals: 1 is Poisson.
-        requests: How many requests a seed plays.
-        warmup: The first of them, served but not counted.
+        requests: Requests simulated for each seed.
+        warmup: Number of first requests that are served but not counted.
         calibration_ratio: Share of the log that calibrates predictions and is not replayed.
         linear, delayed, boost: Aging of the three speculative orders.
         rerank: The order that is revised while answers are written.
@@ -111,11 +111,11 @@ class PredictedQueue:
         self._queue, self._predicted_s = SpeculativeQueue(aging), predicted_s
 
     def push(self, job: int, arrival_s: float) -> None:
-        """A job joins, with what is predicted of it."""
+        """Add a job with its predicted service time."""
         self._queue.push(job, arrival_s, self._predicted_s[job])
 
     def pop(self, now_s: float) -> int:
-        """The job to serve next leaves."""
+        """Remove and return the job to serve next."""
         return self._queue.pop(now_s)
 
 
@@ -199,9 +199,9 @@ def _outcome(served: ServedQueue, interruptions: int, setting: OrderingSetting) 
 
 
 def synthetic_lengths(streams: Streams, count: int = 60_000) -> Lengths:
-    """Made-up answers with the spread of real ones, and predictions right six times in ten.
+    """Generate answer lengths with the spread of real ones, and predictions of which six in ten are right.
 
-    Lengths are log-normal, cut at 2 and 511 tokens; a prediction is the true quartile class blurred by noise.
+    Lengths are log-normal, between 2 and 511 tokens; a prediction is the true quartile class blurred by noise.
     """
     rng = streams("lengths")
     raw = rng.lognormal(4.7, 1.25, 4 * count)

@@ -1,6 +1,6 @@
-"""Fit what requests cost to measured points of the whole service, by simulating each point.
+"""Fit the costs of requests to measured points of the whole service, by simulating each point.
 
-The points show accuracy, a latency quantile and joules a request of a few configurations under a few loads. Fitted
+The points hold accuracy, a latency quantile and joules a request of a few configurations under a few loads. Fitted
 are factors on a first estimate: host time, device time, dynamic joules, contention, jitter and idle power. The
 simulation serves the same requests for every candidate, so the residuals are smooth enough for least squares.
 """
@@ -19,7 +19,7 @@ from joulery.sim.core.streams import Streams
 from joulery.sim.queues.fifo_pull import PullInstance, PullMetrics, Requests, ServiceTimes, metrics, pull
 
 _ENERGY_WEIGHT = 3.0
-"""A mean over a run is known better than a tail: weight of an energy against a latency quantile."""
+"""Weight of an energy residual against a latency quantile's: a mean over a run is more certain than a tail."""
 _PRIOR_SPREAD = 0.7
 """Distance, in logarithms, of a factor from the first estimate that counts like a bad residual of 100 %."""
 
@@ -29,7 +29,7 @@ class PointError:
     """Errors of a fitted service at one point.
 
     Attributes:
-        point: What was measured.
+        point: The measured point.
         accuracy_points: Simulated minus measured accuracy, percentage points.
         energy_ratio: Simulated over measured energy, minus 1.
         p95_ratio: Simulated over measured latency quantile, minus 1.
@@ -66,7 +66,7 @@ def simulate(
         costs: The service.
         edges: Variant and slice profile of each instance of one GPU.
         gaps: Times between requests in units of their mean, float64[n].
-        interarrival_s: That mean.
+        interarrival_s: Mean time between requests, s.
         streams: Random streams of sizes and jitter.
     """
     return MeasurementWindow(costs, gaps, interarrival_s, streams).metrics(edges)
@@ -97,7 +97,7 @@ def errors(costs: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray, s
 
     Args:
         costs: The service.
-        points: What was measured.
+        points: The measured points.
         gaps: Times between requests in units of their mean, at least as many as the longest point has.
         seeds: Samples of sizes and jitter.
     """
@@ -119,18 +119,18 @@ def errors(costs: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray, s
 
 
 def fit(first: ServiceCosts, points: Sequence[PullPoint], gaps: FloatArray) -> ServiceCosts:
-    """The service nearest to the measured points.
+    """Fit the costs of a service to measured points.
 
-    Variants that no point shows move with the others: one factor scales all device times that were not seen, and so
-    for hosts and joules; each variant that was seen gets factors of its own.
+    Each variant that occurs in a point gets its own factors for host time, device time and joules. All other variants
+    share one factor for each of the three.
 
     Args:
         first: Costs to start from; slowdowns and accuracies are taken from it as they are.
-        points: What was measured.
+        points: The measured points.
         gaps: Times between requests in units of their mean.
 
     Returns:
-        The fitted service; ``source`` says that it is a calibration.
+        The fitted service; ``source`` states that it is a calibration.
     """
     from scipy.optimize import least_squares
 

@@ -1,4 +1,4 @@
-"""One server, one job at a time, never interrupted, any order: the queue under every per-model replica.
+"""One server that serves one job at a time, uninterrupted, in any order: the queue of every per-model replica.
 
 :func:`fcfs` is first come first served in closed form (Lindley's recursion as two running sums). :func:`by_key` serves
 the waiting job with the smallest static key, O(log n) a job: shortest job first with the predicted length as key, the
@@ -8,7 +8,7 @@ jobs never changes). :func:`by_queue` takes any queue that can push and pop, for
 None of them needs the event kernel (:mod:`joulery.sim.core.kernel`): with one server the next event is always the end
 of the job that runs, so a loop over jobs takes the place of the heap of events.
 
-At one instant a job that arrives is in the queue before the server, free since that instant, chooses.
+A job that arrives at the instant at which the server becomes free is queued before the server chooses.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from joulery.domain.errors import DataError
 
 
 class JobQueue(Protocol):
-    """The waiting jobs of one server; decides who is next."""
+    """The waiting jobs of one server; chooses the next job."""
 
     def push(self, job: int, arrival_s: float) -> None:
-        """A job joins."""
+        """Add a job to the queue."""
         ...
 
     def pop(self, now_s: float) -> int:
-        """The job to serve next leaves; called only while jobs wait."""
+        """Remove and return the job to serve next; called only while jobs wait."""
         ...
 
 
@@ -41,7 +41,7 @@ class ServedQueue:
     """Times and order of the jobs, in order of arrival.
 
     Attributes:
-        arrival_s: When each job came, float64[n], seconds.
+        arrival_s: When each job arrived, float64[n], seconds.
         start_s: When its service began.
         finish_s: When it was done.
         order: Jobs in the order in which they were served, int64[n].
@@ -64,7 +64,7 @@ class ServedQueue:
 
 
 def fcfs(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> ServedQueue:
-    """First come, first served.
+    """Serve jobs first come, first served.
 
     Args:
         arrival_s: float64[n], non-decreasing.
@@ -81,7 +81,7 @@ def fcfs(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> ServedQueue:
 
 
 def by_key(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, key: npt.ArrayLike) -> ServedQueue:
-    """The waiting job with the smallest key first; equal keys in order of arrival.
+    """Serve the waiting job with the smallest key first; equal keys in order of arrival.
 
     Args:
         arrival_s: float64[n], non-decreasing.
@@ -98,7 +98,7 @@ def by_key(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, key: npt.ArrayLik
 
 
 class _StaticKeys:
-    """A heap of ``(key, job)``; jobs are numbered in order of arrival, so that breaks ties."""
+    """A heap of ``(key, job)``; jobs are numbered in order of arrival, which breaks ties."""
 
     __slots__ = ("_keys", "_waiting")
 
@@ -114,7 +114,7 @@ class _StaticKeys:
 
 
 def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue) -> ServedQueue:
-    """Serve whatever ``queue`` chooses; it must be empty.
+    """Serve jobs in the order that ``queue`` chooses; the queue must be empty at the start.
 
     Args:
         arrival_s: float64[n], non-decreasing.
@@ -144,7 +144,7 @@ def by_queue(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike, queue: JobQueue
 
 
 def checked_columns(arrival_s: npt.ArrayLike, service_s: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Both as arrays.
+    """Check arrival and service times, and return both as arrays.
 
     Raises:
         DataError: As :func:`fcfs`.

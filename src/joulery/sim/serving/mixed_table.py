@@ -1,8 +1,8 @@
-"""A service whose GPUs need not be alike: configurations of all GPUs together, each simulated on its first trial.
+"""A service whose GPUs may differ: configurations of all GPUs together, each simulated on its first trial.
 
 The paper describes graphs that add up over GPUs (section 4.2) and searches one GPU's alone. Here the space is the one
-it describes: 18,688 or 107,825 configurations of two A100s. No table holds them. The oracle looks among the rows that
-the closed form ranks best.
+it describes: 18,688 or 107,825 configurations of two A100s. These are not tabulated. The oracle searches the rows
+that the closed form ranks best.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ class StudySettings:
         max_loss_ratio: Instead of that weight, the relative loss of accuracy never to exceed; then carbon alone counts.
         base_g_per_kwh: Intensity of the baseline.
         pue: Facility energy per IT energy; cancels in every saving.
-        replan_ratio: Optimise again when the intensity moved by this share of the base ...
-        replan_of_previous: ... or, as the paper words it, of the intensity planned for.
+        replan_ratio: Optimise again when the intensity has moved by this share of the base.
+        replan_of_previous: Take that share of the intensity planned for instead, as the paper states it.
         trial_s: Seconds a trial is taken to last in the accounting.
-        period_s: Seconds between two looks at the grid.
+        period_s: Seconds between two readings of the grid's intensity.
     """
 
     lambda_ratio: float = 0.1
@@ -92,7 +92,7 @@ class Timetable:
         beyond: Metrics of rows from ``len(space)`` on: pools that are not in the space, with joules a request
             consolidated and with every GPU powered.
         trials_at: Trials in each period.
-        infeasible: Why nothing keeps every limit, with the nearest feasible; None where something does.
+        infeasible: The error if no configuration keeps every limit, with the nearest feasible; otherwise None.
     """
 
     periods: tuple[Period, ...]
@@ -115,7 +115,7 @@ class TrialCost:
     Attributes:
         seconds: Time they and the changes between them take.
         energy_j: Joules of the requests they answer.
-        reslices: How often GPUs are cut anew.
+        reslices: How often GPUs are repartitioned.
     """
 
     seconds: float
@@ -135,14 +135,15 @@ class SchemeOutcome:
         loss_ratio: Accuracy lost, relative.
         objective: Eq. 3, mean over periods, as a ratio.
         trials: Configurations tried.
-        trials_meeting_limit_ratio: Part of them that kept the latency limit; 1 when none was tried.
+        trials_meeting_limit_ratio: Share of them that kept the latency limit; 1 when none was tried.
         settled_violations: Periods that ran a configuration above the limit.
         fallbacks: Periods that ran the baseline on all GPUs because no configuration was found.
         invocations: How often the optimiser ran.
-        optimise_time_ratio: Part of the time spent in trials, as long as the settings take them to be.
+        optimise_time_ratio: Share of the time spent in trials, at the duration that the settings assume.
         cost: Real cost of the trials.
-        optimise_time_true_ratio: Part of the time that is.
-        infeasible: Why it fell back, with the nearest feasible; None where it did not, or did not search everything.
+        optimise_time_true_ratio: Share of the time spent in trials, at their real cost.
+        infeasible: The error that made it fall back, with the nearest feasible; None if it did not fall back, or did
+            not search everything.
     """
 
     scheme: str
@@ -182,7 +183,7 @@ def outcome(
     settings: StudySettings,
     timetable: Timetable,
 ) -> SchemeOutcome:
-    """Account for what a scheme ran, trials included.
+    """Compute the outcome of a scheme from its timetable, trials included.
 
     Args:
         scheme: Its name.
@@ -255,7 +256,7 @@ def _means(bench: Bench, timetable: Timetable, what: str) -> FloatArray:
 
 
 def trial_cost(bench: Bench, trials: Sequence[int], invocations: int) -> TrialCost:
-    """Add up trials in order.
+    """Add up the cost of trials, in order.
 
     Args:
         bench: The service.

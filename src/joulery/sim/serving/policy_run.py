@@ -39,7 +39,7 @@ def baseline_of(bench: Bench) -> Layout:
 
 
 def clover_policy(bench: Bench, settings: StudySettings, method: str, seed: tuple[int, ...]) -> ServicePolicy:
-    """The live policy as the paper's preset: its budget, its trigger, its baseline measured on all GPUs.
+    """The live policy with the paper's budget and trigger, and the baseline measured on all GPUs.
 
     Args:
         bench: The service.
@@ -71,14 +71,14 @@ def clover_policy(bench: Bench, settings: StudySettings, method: str, seed: tupl
 
 @dataclass(slots=True)
 class TableService:
-    """A service whose trials are read off a table; records what its policy runs.
+    """A service whose trial results are read from a table; records the layouts that its policy runs.
 
     Attributes:
         bench: The table.
-        baseline: The layout that stands for the baseline on all GPUs.
+        baseline: The layout that represents the baseline on all GPUs.
         g_per_kwh: Intensity now.
         running: The layout that runs; None before the first decision.
-        sample: The outcome of the trial that is over; None otherwise.
+        sample: The outcome of the trial that has just ended; None otherwise.
         spent: Rows tried, by period.
         settled: Row that each period ended with; None is the baseline.
         searches: Searches that ended.
@@ -95,7 +95,7 @@ class TableService:
     _named: dict[tuple[str, ...], Layout] = field(default_factory=dict)
 
     def layout(self, names: Sequence[str]) -> Layout:
-        """The layout of a decision; the table's own object where it has it, which is found without a comparison."""
+        """The layout of a decision: the table's own object if it has one, which is found without a comparison."""
         key = tuple(names)
         if key not in self._named:
             layout = Layout.parse(key)
@@ -104,7 +104,7 @@ class TableService:
         return self._named[key]
 
     def begin_period(self, g_per_kwh: float) -> None:
-        """A period of the grid begins with what ran before."""
+        """Begin a period of the grid; the layout that ran before stays."""
         self.g_per_kwh = g_per_kwh
         self.spent.append([])
         self.settled.append(self.settled[-1] if self.settled else None)
@@ -126,7 +126,7 @@ class TableService:
             self.settled[-1] = None if layout == self.baseline else row
 
     def end_trial(self, since_s: float) -> None:
-        """The running trial's time is over: its row of the table is its outcome."""
+        """End the running trial; its row of the table is its outcome."""
         assert self.running is not None
         row = self.bench.layouts.row(self.running)
         assert row is not None
@@ -158,7 +158,7 @@ def run_policy(
     Args:
         policy: Any policy that decides on layouts.
         bench: The service.
-        baseline: The layout that stands for the baseline on all GPUs.
+        baseline: The layout that represents the baseline on all GPUs.
         intensities: g/kWh in each period.
         settings: Lengths of trials and periods.
     """

@@ -1,7 +1,7 @@
 """The column optimiser as a scheme of a study: the pools that are best at some intensity of the grid.
 
-What a pool costs is linear in the intensity. So the best pools over all intensities form the lower envelope of lines,
-and few plans find all of it: one at each end, then one where two neighbours cross, as long as that finds a better one.
+The cost of a pool is linear in the intensity, so the best pools over all intensities form the lower envelope of lines.
+Few plans find it: one at each end, then one where two neighbours cross, as long as that finds a better one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joulery.sim.placement.pool_trial import judge
 from joulery.sim.serving.trial_table import Bench
 
 EFFORT = PoolEffort(boxes=60, polished=3, judged=8, rounds=3)
-"""A study plans at several intensities: each with less effort than a plan that is made once."""
+"""Effort of each plan of a study: less than for a single plan, because a study plans at several intensities."""
 _DEEPEST = 3
 
 Found = tuple[TrialMetrics, float]
@@ -51,7 +51,7 @@ def envelope(
 
 
 def _between(bench: Bench, objective: Objective, worth: float, left: Found, right: Found, depth: int) -> list[Found]:
-    """The pools of the envelope between two of it: ``left`` is best where energy counts less."""
+    """The pools of the envelope between two of its pools: ``left`` is best where energy counts less."""
     spared = left[0].energy_j - right[0].energy_j
     lost = left[0].accuracy_ratio - right[0].accuracy_ratio
     if depth == 0 or spared <= 1e-6 or lost <= 1e-9:

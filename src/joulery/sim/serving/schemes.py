@@ -26,7 +26,7 @@ from joulery.sim.serving.trial_table import Bench
 def run_variants(
     scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
 ) -> SchemeOutcome:
-    """One scheme, one service, one grid, one seed.
+    """Simulate one scheme on one service, one grid and one seed.
 
     Args:
         scheme: A name in ``SCHEMES``.
@@ -43,13 +43,13 @@ def run_variants(
 def timetable_of(
     scheme: str, bench: Bench, trace: str, intensities: Sequence[float], settings: StudySettings, streams: Streams
 ) -> Timetable:
-    """The timetable of a scheme; the arguments are those of :func:`run`."""
+    """The timetable of a scheme; the arguments are those of :func:`run_variants`."""
     seed = streams.entropy("search", bench.table.service, trace, scheme)
     return SCHEMES[scheme](bench, intensities, settings, seed)
 
 
 def fixed(row: int | None, intensities: Sequence[float]) -> Timetable:
-    """BASE (no row: the baseline) and CO2OPT (one row throughout)."""
+    """The timetable of one row throughout: CO2OPT, or BASE (no row: the baseline)."""
     return Timetable(tuple(((1.0, row),) for _ in intensities))
 
 

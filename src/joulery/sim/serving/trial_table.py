@@ -1,4 +1,4 @@
-"""Tables of trials: what every configuration of a service does, simulated or read, by row of its layout space."""
+"""Tables of trials: metrics of every configuration of a service, simulated or read, by row of its layout space."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Bench:
     Attributes:
         table: The table.
         layouts: Configurations that can run; edges that appear nowhere in the table do not exist.
-        metrics: What each row does under the load served, by row.
+        metrics: Metrics of each row under the load served.
         same_gpus_j: Joules a request of each row with every GPU powered, by row.
         interarrival_s: The load served.
         accuracy_ratio: Accuracy of each variant of the space alone, least first.
         costs: What a request costs, for pools that are not in the table; None where only the table is known.
-        shortlist: Rows among which the best is looked for where there are too many to try each; None for all.
+        shortlist: Rows among which the best is searched where there are too many to try them all; None for all.
     """
 
     table: VariantTable
@@ -92,11 +92,11 @@ class Bench:
 def bench(
     table: VariantTable, menu: MigMenu, interarrival_s: float | None = None, costs: ServiceCosts | None = None
 ) -> Bench:
-    """Index a table.
+    """Index a table by the rows of its layout space.
 
     Args:
-        table: What every configuration does.
-        menu: How a GPU is cut.
+        table: Metrics of every configuration.
+        menu: MIG partitions of a GPU.
         interarrival_s: The load served; the heaviest of the table when None.
         costs: What a request costs, where that is known too.
 
@@ -161,7 +161,7 @@ def exhaustive_table(
 
     Args:
         costs: The service.
-        menu: How its GPUs can be cut; all alike.
+        menu: MIG partitions of its GPUs; all GPUs get the same one.
         streams: Random streams of arrivals, sizes and jitter: the same for every configuration.
         loads_s: Mean times between requests, the reference first; the service's own when None.
         progress: Called with the configurations done and their total.

@@ -1,4 +1,4 @@
-"""Runs of a training cluster: one workload to the end of its last job under one policy, and what came of it."""
+"""Simulate a training cluster: run one workload under one policy to the end of its last job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from joulery.sim.training.mixed_plant import MixedPlant
 from joulery.sim.training.plant import Cluster, Jobs, Plant, Watch
 
 _PATIENCE_S = 366 * 86_400.0
-"""Time that a cluster may stand idle with jobs waiting before the plant gives up."""
+"""Time that a cluster may be idle with jobs waiting before the plant gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterPart:
-    """A part of a cluster, with the jobs that may run there alone.
+    """A part of a cluster, with its own jobs, which may run only there.
 
     Attributes:
         cluster: Its nodes.
@@ -121,10 +121,10 @@ def run_training_cluster(
     """Run every job to its end under one policy.
 
     Args:
-        cluster: The truth.
+        cluster: True properties of the cluster.
         jobs: The workload.
         policy: Decides at every round.
-        period_s: Distance of the rounds; None to step the policy on every submission and completion.
+        period_s: Interval of the rounds; None to step the policy on every submission and completion.
         start_s: Earliest start of a job given its submission and duration, for schedulers that defer at submission.
         watch: Called at every round; the run then keeps the timeline of its power too.
 
@@ -138,7 +138,7 @@ def run_training_cluster(
 def run_training_pools(
     pools: Sequence[ClusterPart], *, period_s: float | None = 1800.0, watch: Watch | None = None
 ) -> TrainingRun:
-    """Run the pools of a cluster side by side, in one time, until the last job of all ends.
+    """Run the pools of a cluster side by side, on one kernel, until the last job of all ends.
 
     Args:
         pools: At least one.
@@ -169,7 +169,7 @@ def run_training_pools(
 
 
 def _one_timeline(plants: Sequence[Plant]) -> list[tuple[float, float]]:
-    """The list to which all plants append the cluster's power; empty and theirs alone where nothing is watched."""
+    """The list to which all plants append the cluster's power; an unused, empty list where nothing is watched."""
     started = [plant.power_timeline for plant in plants if plant.power_timeline is not None]
     if not started:
         return []

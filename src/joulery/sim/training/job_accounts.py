@@ -13,7 +13,7 @@ MEASURE_S = 300.0
 
 
 class JobAccounts:
-    """One entry a job; the accounts of a running job are brought up to date at its events and at every round.
+    """Accounts of jobs, one entry a job; those of a running job are updated at its events and at every round.
 
     Between two updates its power and speed are constant, and the integral of the intensity is exact.
 
@@ -46,12 +46,12 @@ class JobAccounts:
         self._job_w, self._speedup, self._gpu_w = np.zeros(n), np.zeros(n), np.zeros(n)
 
     def start(self, job: int, now_s: float, integral: float, gpus: int, ready_s: float) -> None:
-        """A job gets GPUs; :meth:`set_rates` says what they do."""
+        """Record that a job gets GPUs; :meth:`set_rates` then sets its power and speed."""
         self.gpus[job], self.ready_s[job] = gpus, ready_s
         self._since_s[job], self._since_integral[job] = now_s, integral
 
     def set_rates(self, job: int, table: PowerTable, row: int) -> float:
-        """Power and speed of a job from now on; it must be up to date. Returns the power of its GPUs, W."""
+        """Set the power and speed of a job from now on; it must be up to date. Returns the power of its GPUs, W."""
         gpus = self.gpus.item(job)
         job_w = table.job_w.item(row, gpus)
         self._job_w[job], self._speedup[job], self._gpu_w[job] = job_w, table.speedup[row, gpus], table.gpu_w[row, gpus]
@@ -68,7 +68,7 @@ class JobAccounts:
     def update(self, job: int, now_s: float, integral: float) -> None:
         """Bring one running job up to date.
 
-        As :meth:`update_all`, to the last bit, in a tenth of the time for a single job.
+        The result equals that of :meth:`update_all` to the last bit, in a tenth of the time for a single job.
 
         Args:
             job: Its number.

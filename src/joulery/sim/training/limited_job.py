@@ -1,4 +1,4 @@
-"""One training job under the policy that learns its power limit: the policy object that the nodes' agents drive."""
+"""Simulate one training job under the policy that learns its power limit, as the nodes' agents run it."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def run_limited_job(
     known: tuple[LimitPoint, ...] = (),
     watch: Callable[[float, float, PowerLimitState], None] | None = None,
 ) -> LimitedJobRun:
-    """Run a job for so long, observed every period; limits take effect at once.
+    """Simulate a job that is observed every period; limits take effect at once.
 
     Args:
         tuner: The policy.
-        response: What a limit does to the job.
-        elapsed_s: How long.
+        response: Effect of a limit on the job.
+        elapsed_s: Duration of the run.
         full_w: Power of its devices at full power, W.
         board_w: Their power limit, W.
-        known: What limits did to earlier jobs of its kind.
+        known: Measured effects of limits on earlier jobs of its kind.
         watch: Called at every observation with the time, the work done and the policy's state.
     """
     state, ratio, now_s, work_s, energy_j = tuner.initial(), 1.0, 0.0, 0.0, 0.0
@@ -82,7 +82,7 @@ class LearnedLimit:
     Attributes:
         ratio: The limit, as a share of the board's.
         first_s: Productive time at full power before a new job runs under it, s.
-        again_s: The same where what its limits did to the kind is known: it is tried once, and kept.
+        again_s: The same where the effects of limits on the kind are known: the limit is tried once, and kept.
     """
 
     ratio: float

@@ -1,8 +1,8 @@
-"""A pool of unlike nodes that trains: GPU types of different power and speed, nodes of different sizes.
+"""A training pool of unlike nodes: GPU types of different power and speed, nodes of different sizes.
 
 A job runs on nodes of one group at a time. It takes the first group, in the cluster's order, that has room on awake
-nodes, else the first that has room, as Slurm takes nodes by weight and wakes nodes last. When it is stopped and started
-again it may come to another group.
+nodes, else the first that has room, as Slurm takes nodes by weight and wakes nodes last. A job that is stopped and
+started again may move to another group.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MixedPlant(Plant):
 
     Attributes:
         group_j, group_kg: Energy and carbon of jobs on each group, float64[groups].
-        group_idle_j, group_idle_kg: The same of what runs no job there.
+        group_idle_j, group_idle_kg: The same of GPUs and nodes without a job there.
         group_gpu_s: GPU-seconds that jobs held there.
 
     Args:
@@ -81,7 +81,7 @@ class MixedPlant(Plant):
         return found
 
     def _scattered(self, waiting: list[tuple[int, int]]) -> int:
-        """Of each group the free GPUs that would do for a waiting job if they were on fewer nodes."""
+        """Free GPUs of the groups whose free GPUs would suffice for a waiting job if they were on fewer nodes."""
         short = {at for job, gpus in waiting for at in self.allowed[job] if gpus <= self.free_gpus[at]}
         return sum(self.free_gpus[at] for at in short)
 
@@ -123,7 +123,7 @@ class MixedPlant(Plant):
         return (self.free_gpus[at] - asleep * group.node.gpus) * group.node.idle_share_w + asleep * group.node.asleep_w
 
     def idle_w(self) -> float:
-        """Power of what runs no job, over all groups, W."""
+        """Power of GPUs and nodes without a job, over all groups, W."""
         return sum(self._group_idle_w(at) for at in range(len(self.nodes)))
 
     def _idle(self, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """Groups of equal nodes, and the pools of groups that jobs compete for.
 
-As beside a live cluster, groups that one job may run on are of one pool, and a policy plans each pool by itself. Live,
-two groups are of one pool only while such a job is unfinished; in simulations, for the whole run.
+As on a live cluster, groups that one job may run on belong to one pool, and a policy plans each pool by itself. On a
+live cluster two groups belong to one pool only while such a job is unfinished; in simulations, for the whole run.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from joulery.perf.power.training_power import RTX3090_W, NodePower
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Equal nodes.
+    """A group of equal nodes.
 
     Attributes:
         type: Type of their GPUs.
         nodes: How many nodes.
-        node: Power of one beside its computing GPUs.
+        node: Power of one node without its computing GPUs.
         limit_w: Power limit of a GPU, W.
         speed_ratio: Speed of a GPU over that on which durations are stated.
         partition: Partition of the cluster that they belong to; empty for none.
@@ -39,7 +39,7 @@ class NodeGroup:
 
 
 def members(bits: int) -> tuple[int, ...]:
-    """The groups in a set of bits."""
+    """Indices of the groups in a bit set."""
     return tuple(at for at in range(bits.bit_length()) if bits >> at & 1)
 
 
@@ -59,7 +59,7 @@ def pools_of(groups: Sequence[NodeGroup], requests: Iterable[int]) -> tuple[tupl
 
 
 def groups_of(groups: Sequence[NodeGroup], type_name: str, partition: str) -> int:
-    """The groups that a request may run on, as bits: of its type and partition, of any where either names none."""
+    """The groups that a request may run on, as bits: of its type and partition; any matches where either names none."""
     return sum(
         1 << at
         for at, group in enumerate(groups)

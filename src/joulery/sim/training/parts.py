@@ -1,4 +1,4 @@
-"""The parts of a cluster that policies plan by themselves: its pools, each with its own jobs."""
+"""The pools of a cluster, each with its own jobs; a policy plans each pool by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parts_of(groups: tuple[NodeGroup, ...], jobs: Jobs, kinds: int, gpus: int) -
         gpus: GPUs of a cluster without groups.
 
     Raises:
-        DataError: A job asks for more GPUs than there are of a type on which it may run.
+        DataError: A job requests more GPUs than there are of a type on which it may run, or may run on no node.
     """
     if not groups:
         _check_width(jobs.requested, np.full(len(jobs), gpus), "the cluster has")
@@ -49,7 +49,7 @@ def parts_of(groups: tuple[NodeGroup, ...], jobs: Jobs, kinds: int, gpus: int) -
 
 
 def joined(clusters: Sequence[Cluster]) -> Cluster:
-    """One cluster of several, with the rows of their power tables one after another."""
+    """Join several clusters into one, with the rows of their power tables one after another."""
     if len(clusters) == 1:
         return clusters[0]
     first = clusters[0]
@@ -75,7 +75,7 @@ def _check_width(requested: IntArray, most: IntArray, what: str) -> None:
 
 
 def _local(bits: IntArray, pool: tuple[int, ...]) -> IntArray:
-    """The same sets of groups as bits of the pool's own groups."""
+    """Convert sets of groups into bits of the pool's own groups."""
     own = np.zeros(len(bits), np.int64)
     for place, at in enumerate(pool):
         own |= (bits >> at & 1) << place

@@ -1,7 +1,7 @@
-"""GPUs of a cluster node by node: which nodes a job gets, and which of them sleep.
+"""GPUs of a cluster node by node: the nodes that a job gets, and the nodes that sleep.
 
 A job gets as few nodes as hold it: whole nodes, and for the rest the awake node with the least room that holds it, so
-that nodes stay empty. It stays where it is until it stops: free GPUs that lie on several nodes may hold no job.
+that nodes stay empty. It stays there until it stops, so free GPUs that are spread over several nodes may hold no job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NodePool:
         return self._asleep.count(False)
 
     def fits(self, gpus: int) -> bool:
-        """Whether a job of so many GPUs finds its nodes."""
+        """Whether free nodes can hold a job of so many GPUs."""
         return self._place(gpus) is not None
 
     def wakes(self, gpus: int) -> bool:
@@ -52,7 +52,7 @@ class NodePool:
         return woken
 
     def give(self, job: int, now_s: float) -> int:
-        """Take a job's nodes back; how many of them idle now."""
+        """Take a job's nodes back. Returns how many of them are idle now."""
         idle = 0
         for node, count in self._held.pop(job):
             self.free[node] += count
@@ -62,7 +62,7 @@ class NodePool:
         return idle
 
     def sleep(self, now_s: float, after_s: float) -> int:
-        """Suspend the nodes that have idled for so long; how many."""
+        """Suspend the nodes that have idled for ``after_s``. Returns how many."""
         found = [
             node
             for node, free in enumerate(self.free)
@@ -73,7 +73,7 @@ class NodePool:
         return len(found)
 
     def _place(self, gpus: int) -> list[tuple[int, int]] | None:
-        """Nodes and counts: empty ones last idled first, those asleep last of all."""
+        """Nodes for a job, and GPUs of each: the most recently idled first, sleeping ones last; None without room."""
         whole, rest = divmod(gpus, self._gpus)
         chosen: list[tuple[int, int]] = []
         if whole:

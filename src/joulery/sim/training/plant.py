@@ -1,7 +1,7 @@
-"""A cluster of GPUs that trains: jobs start, grow, shrink, are preempted and restarted; power and grams of all of it.
+"""A simulated training cluster: jobs start, grow, shrink, are preempted and restarted; power and carbon add up.
 
 GPUs are counted, or placed node by node (:mod:`~joulery.sim.training.placement`); either way a job of n GPUs runs as
-fast as the power table says for n. A job that is started
+fast as the power table states for n. A job that is started
 again or resized first restarts: it holds its GPUs and takes power but makes no progress for ``restart_s``. Energy
 and grams are integrated exactly between events, over an intensity that is constant within each hour.
 """
@@ -41,11 +41,11 @@ class Jobs:
         submit_s: Non-decreasing, float64[n].
         work_s: Duration on one GPU, float64[n], > 0.
         kind: Row of the power table, int64[n].
-        requested: GPUs the owner asked for, int64[n], at least 1.
+        requested: GPUs that the owner requested, int64[n], at least 1.
         max_gpus: Most GPUs it may use, int64[n].
         deadline_s: When its owner needs it at the latest, float64[n]; infinite for no deadline, None where no job has
             one.
-        groups: The groups of nodes it may run on, the first group's bit lowest, int64[n]; None where it may on all.
+        groups: The groups of nodes it may run on, the first group's bit lowest, int64[n]; None where all are allowed.
         min_gpus: Fewest GPUs it may use, int64[n]; 1 each when None.
     """
 
@@ -87,15 +87,15 @@ class Cluster:
         window_s: Length of the window of ``mean_g_per_kwh``, aligned to the start.
         restart_s: Checkpoint and restart.
         sleep_after_s: How long a node idles before it is suspended; infinity keeps all nodes awake.
-        wake_s: How long a suspended node takes to come back; its GPUs do nothing meanwhile.
+        wake_s: How long a suspended node takes to wake; its GPUs do nothing meanwhile.
         full_table: Speed and power of jobs that start without the limits behind ``table``; None where it has none.
         belief: The schedulers' forecast of intensity; None for the truth. The present hour is known.
         silent: No job reports progress.
         learning_s: How long jobs run at full power before they are limited, s: the first of a kind on so many GPUs, and
             those after it; each float64[kinds], infinite where the kind has no limit. None where limits are known at
             once.
-        placed: Whether a job needs nodes with room for it; otherwise any free GPUs will do.
-        groups: Its groups of nodes where they differ; ``nodes`` and ``node`` then say nothing, and ``table`` has the
+        placed: Whether a job needs nodes with room for it; otherwise any free GPUs suffice.
+        groups: Its groups of nodes where they differ; ``nodes`` and ``node`` are then ignored, and ``table`` has the
             rows of one group after those of another.
     """
 
@@ -121,7 +121,7 @@ class Cluster:
 
 
 class Plant:
-    """A cluster while it runs. State is numpy arrays by job; running jobs are integrated lazily, at their events."""
+    """A cluster during a simulation. State is arrays by job; running jobs are integrated lazily, at their events."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Plant:
             self._start(now_s, job, gpus)
 
     def _place_waiting(self, now_s: float) -> None:
-        """Start the waiting jobs that find their nodes, in order; free GPUs that hold none of the rest are counted."""
+        """Start the waiting jobs that fit on free nodes, in order; count the GPUs too scattered for the rest."""
         if self.ended:  # idle energy ends with the last job
             return
         self._idle(now_s)
@@ -258,11 +258,11 @@ class Plant:
         self.unplaced_gpus = self._scattered(left) if self.passive else 0
 
     def _fits(self, job: int, gpus: int) -> bool:
-        """Whether a job finds its nodes; always where GPUs are counted."""
+        """Whether free nodes can hold a job; always true where GPUs are counted."""
         return self.pool is None or self.pool.fits(gpus)
 
     def _scattered(self, waiting: list[tuple[int, int]]) -> int:
-        """Free GPUs that would do for a waiting job if they were on fewer nodes."""
+        """Free GPUs that would suffice for a waiting job if they were on fewer nodes."""
         return self.free if any(gpus <= self.free for _, gpus in waiting) else 0
 
     def _start(self, now_s: float, job: int, gpus: int) -> None:
@@ -295,7 +295,7 @@ class Plant:
         return float(learning_s[(row, self.accounts.gpus.item(job)) in self.searched][row])
 
     def _limit(self, now_s: float, payload: tuple[int, int]) -> None:
-        """A job's power limit is learned: from now on it runs under it."""
+        """Put a job under the power limit that it has learned."""
         job, version = payload
         if version != self.version[job]:
             return
@@ -330,7 +330,7 @@ class Plant:
         self.accounts.update_all(jobs, now_s, self._integral(now_s))
 
     def _integral(self, now_s: float) -> float:
-        """Integral of the intensity; all jobs of a round ask for the same time."""
+        """Integral of the intensity up to now; cached, because all jobs of a round need the same one."""
         if now_s != self.integral[0]:
             self.integral = (now_s, self.cluster.carbon.integral(now_s))
         return self.integral[1]
@@ -345,7 +345,7 @@ class Plant:
             self.idle_since_s, self.idle_since_integral = now_s, integral
 
     def _note_power(self, now_s: float) -> None:
-        """The power has changed."""
+        """Record a change of power in the peak and the timeline."""
         power_w = self.power_w + self.idle_w()
         for other in self.others:
             power_w += other.power_w + other.idle_w()
@@ -354,7 +354,7 @@ class Plant:
             self.power_timeline.append((now_s, power_w))
 
     def idle_w(self) -> float:
-        """Power of what runs no job: idle GPUs of awake nodes with their share of the node, and suspended nodes."""
+        """Idle power: idle GPUs of awake nodes with their share of the node, and suspended nodes."""
         node, asleep = self.cluster.node, self.cluster.nodes - self.awake
         return (self.free - asleep * node.gpus) * node.idle_share_w + asleep * node.asleep_w
 
@@ -475,6 +475,6 @@ class Plant:
 
 
 def _hours(now_s: float, expected: Intensity) -> FloatArray:
-    """Mean of what is expected in each of the hours ahead, the first from now on."""
+    """Mean expected intensity of each of the hours ahead; the first begins now."""
     edges = expected.integrals(now_s + 3600.0 * np.arange(_AHEAD_H + 1, dtype=np.float64))
     return np.asarray(np.diff(edges) / 3600.0, np.float64)

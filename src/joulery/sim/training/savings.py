@@ -1,6 +1,6 @@
 """Savings of another scheduler on a cluster's own past jobs, with an interval for what the log does not record.
 
-A log says when a job was submitted, how long it ran and on how many GPUs; not its kind, its scaling, or
+A log states when a job was submitted, how long it ran and on how many GPUs, but not its kind, its scaling or
 the cost of a restart. Each sample draws these (one of the measured kinds of jobs, a restart of 30 to 300 s), turns
 elapsed time into work at that scaling, and simulates the log under both schedulers; the interval is over samples. Logs
 contain no progress, so no simulated job reports any.
@@ -35,10 +35,10 @@ _MOST_GPUS = 8
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over samples.
+    """Mean and percentiles of a figure over samples.
 
     Attributes:
-        mean: Over all.
+        mean: Mean over all samples.
         low, high: 5th and 95th percentile.
     """
 
@@ -146,7 +146,7 @@ def savings(
 
 
 def _check(jobs: int, policy: str, machines: SiteMachines) -> None:
-    """Raise unless there are jobs, and the scheduler leaves them their GPUs where they keep them."""
+    """Raise unless there are jobs, and the scheduler leaves jobs that keep their GPUs unchanged."""
     if not jobs:
         raise DataError("no job held a GPU: nothing can be saved")
     if machines.keeps_gpus and policy.partition(":")[0] not in _KEEP:
@@ -169,7 +169,7 @@ def _spread(values: list[float]) -> Spread:
 def _sampled_jobs(
     submit_s: FloatArray, elapsed_s: FloatArray, gpus: IntArray, rng: np.random.Generator, machines: SiteMachines
 ) -> tuple[Jobs, tuple[JobClass, ...]]:
-    """Jobs of made-up kinds whose work on one GPU gives the elapsed times on the GPUs they had, and these kinds."""
+    """Jobs of randomly drawn kinds whose work on one GPU gives the elapsed times on their GPUs; and the kinds."""
     drawn = rng.integers(0, len(RTX3090_CLASSES), len(gpus))
     widest = max(_MOST_GPUS, int(gpus.max()))
     classes, kind = classes_of(drawn, gpus, machines, widest)

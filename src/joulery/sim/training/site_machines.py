@@ -19,7 +19,7 @@ from joulery.perf.power.training_power import RTX3090_CLASSES, JobClass, NodePow
 from joulery.sim.training.node_groups import NodeGroup
 
 _STEP_W = 10.0
-"""Powers on one GPU are rounded to this: jobs of equal power share a row of the power table."""
+"""Step to which powers on one GPU are rounded: jobs of equal power share a row of the power table."""
 _SHARE_STATIC_W = NodePower().static_w / NodePower().gpus
 
 
@@ -30,14 +30,14 @@ class SiteMachines:
     Attributes:
         node: One of its nodes.
         job_w: Power per GPU of each job with its share of the node, W, float64[n]; NaN where unknown; None where
-            nothing is known of any.
+            unknown for all.
         placed: Whether jobs need nodes with room for them; otherwise GPUs are counted.
         groups: Its groups of nodes with a GPU type each, on which jobs are placed; none where all nodes are alike.
         reach: The groups that each job may run on, as bits, int64[n]; None without groups.
         speedups: Speed-ups by number of GPUs over the smallest one, one for each kind of which any is known.
-        speedup_of: The speed-up of each job, int64[n], -1 where none is known; None where none of any is.
-        limits: What power limits do to the jobs of each kind of which that is known: limit, step time and power.
-        limits_of: That of each job, int64[n], -1 where it is not known; None where it is of none.
+        speedup_of: Index in ``speedups`` of each job, int64[n], -1 where unknown; None where unknown for all.
+        limits: Effects of power limits on the jobs of each kind for which they are known: limit, step time and power.
+        limits_of: Index in ``limits`` of each job, int64[n], -1 where unknown; None where unknown for all.
         type_speed, type_watts: Speed and power of the GPUs that each job ran on over those of the type of reference,
             float64[n]; None where all count as alike.
         keeps_gpus: Whether each job runs on as many GPUs as it had; otherwise the scheduler chooses.
@@ -58,7 +58,7 @@ class SiteMachines:
 
 
 def node_of(gpus: int) -> NodePower:
-    """A node of so many GPUs; every part of it grows in proportion: assumed."""
+    """A node of so many GPUs; its static and sleeping power are assumed to grow in proportion."""
     usual = NodePower()
     return replace(usual, gpus=gpus, static_w=_SHARE_STATIC_W * gpus, asleep_w=usual.asleep_w / usual.gpus * gpus)
 
@@ -66,12 +66,12 @@ def node_of(gpus: int) -> NodePower:
 def classes_of(kind: IntArray, gpus: IntArray, machines: SiteMachines, widest: int) -> tuple[
     tuple[JobClass, ...], IntArray
 ]:  # fmt: skip
-    """The job classes of a workload, and each job's row: the measured kinds, then one for each kind at what is known.
+    """The job classes of a workload, and each job's row: the measured kinds, then kinds adapted to known facts.
 
     Args:
         kind: The kind drawn for each job, a row of ``RTX3090_CLASSES``.
         gpus: On how many GPUs each ran.
-        machines: What is known.
+        machines: Known facts of the machines.
         widest: Most GPUs of any job.
     """
     usual = widened(RTX3090_CLASSES, widest)
@@ -112,7 +112,7 @@ def classes_of(kind: IntArray, gpus: IntArray, machines: SiteMachines, widest: i
 
 
 def _name(base: JobClass, gpu_w: float | None, known: int, limits: int) -> str:
-    """A class's own name: what is known of its jobs."""
+    """Name of a class: its measured kind and the known facts of its jobs."""
     at_w, scaling = "" if gpu_w is None else f" at {gpu_w:g} W", "" if known < 0 else f", scaling {known}"
     return f"{base.name}{at_w}{scaling}" + ("" if limits < 0 else f", limits {limits}")
 
@@ -120,7 +120,8 @@ def _name(base: JobClass, gpu_w: float | None, known: int, limits: int) -> str:
 def scaled(busy_ratio: FloatArray, speedup: Mapping[int, float]) -> FloatArray:
     """The busy ratios of a kind of job whose speed is known on some numbers of GPUs.
 
-    Up to the smallest known number they stay; a known speed that no busy GPUs reach counts as that of busy ones.
+    Up to the smallest known number of GPUs they do not change; a known speed above that of busy GPUs counts as that of
+    busy ones.
 
     Args:
         busy_ratio: Of the drawn kind, with 1, 2, … GPUs, float64[max GPUs].

@@ -1,7 +1,7 @@
-"""Training schedulers side by side on one workload, one grid and one power model (GREEN, NSDI'25, sections 8 and A).
+"""Compare training schedulers on one workload, one grid and one power model (GREEN, NSDI'25, sections 8 and A).
 
-A scheme is a policy with its rhythm and, for the named additions, the state of the nodes it may ask for: suspended when
-idle, or under a power limit. Every scheme under one seed faces the same jobs.
+A scheme is a policy with the interval of its rounds. Some schemes also suspend idle nodes or set power limits. Every
+scheme under one seed faces the same jobs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PRESET_BAR = 0.9
 _CAP = 8
 _LIFT_AFTER_S = 2 * 86_400.0
 _LOOK_S = 2.0
-"""Interval at which an agent looks at a job: the site file's default."""
+"""Interval at which an agent checks a job: the site file's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Setting:
         restart_s: Checkpoint and restart of a job.
         window_s: Window of the mean intensity that separates green from dirty hours.
         sleep_after_s, wake_s: For schemes that suspend idle nodes.
-        quantum_s: Distance of the rounds.
+        quantum_s: Interval of the rounds.
         belief: The schedulers' forecast of intensity; None for the truth.
         silent: No job reports progress; otherwise schedulers know the work left exactly.
-        classes: The kinds of jobs; ``Jobs.kind`` counts them.
+        classes: The kinds of jobs; ``Jobs.kind`` is an index into them.
         placed: Whether jobs need nodes with room for them; otherwise GPUs are counted.
         groups: Groups of nodes, each with a GPU type, on which jobs are placed; they replace ``nodes`` and ``node``.
     """
@@ -118,16 +118,16 @@ class Scheme:
     """A scheduler to compare.
 
     Attributes:
-        about: What it is, in a few words.
+        about: Its short description.
         policy: Made from the power table, the jobs and the forecast of the intensity.
-        period_s: Its rounds; None to step it on every submission and completion; ``nan`` for the setting's quantum.
+        period_s: Interval of its rounds; None for steps on every submission and completion; ``nan`` for the setting's.
         start_s: Its choice of a start time at submission, where it makes one.
-        sleeping: It suspends idle nodes.
+        sleeping: Whether it suspends idle nodes.
         sleep_after_s: How long a node idles first; None for the setting's.
         classes: The jobs under the power limits it sets.
-        tuner: The policy by which running jobs learn their power limits; None where ``classes`` are as they start.
+        tuner: The policy by which running jobs learn their power limits; None where jobs start as in ``classes``.
         runs_as: How ``joulery schedule`` runs it; empty where it is simulated only.
-        instead: The scheme nearest to it that can be run; empty where it can itself, and where there is none.
+        instead: The nearest scheme that can be run; empty where this one can be run, or there is none.
     """
 
     about: str
@@ -143,7 +143,7 @@ class Scheme:
 
     @property
     def live(self) -> str:
-        """Whether it can be run, in a few words."""
+        """A phrase that states whether and how the scheme can be run."""
         if self.runs_as:
             return f"run it with {self.runs_as}"
         nearest = f"; {self.instead} is what can be run" if self.instead else ""
@@ -188,7 +188,7 @@ def _board_w(classes: tuple[JobClass, ...]) -> float:
 
 
 def _learning_s(tuner: PowerLimitTuner, classes: tuple[JobClass, ...]) -> tuple[FloatArray, FloatArray]:
-    """Time that each kind runs at full power before its limit is known: new jobs, and jobs that go on."""
+    """Time that jobs of each kind run at full power before their limit is known: the first job, and later ones."""
     found = learned_limits(classes, tuner, _board_w(classes))
     limits = [found[job.name] for job in classes]
 
@@ -308,13 +308,13 @@ SCHEMES: Mapping[str, Scheme] = {
 
 
 def scheme(name: str) -> Scheme:
-    """A scheme of ``SCHEMES``, or one with knobs turned: ``green:theta=0.5:sleep=1:limit=0.75:eta=0.5``.
+    """A scheme of ``SCHEMES``, or one with changed knobs: ``green:theta=0.5:sleep=1:limit=0.75:eta=0.5``.
 
-    ``sleep`` suspends idle nodes, ``sleep_after_s`` says after how long, ``limit`` limits every GPU to a share of its
+    ``sleep`` suspends idle nodes, ``sleep_after_s`` sets after how long, ``limit`` limits every GPU to a share of its
     power and ``eta`` each kind of job as Zeus would; every other knob is an attribute of the scheme's policy.
 
     Raises:
-        ConfigError: No such scheme or knob, or a value that is no number.
+        ConfigError: No such scheme or knob, or a value that is not a number.
     """
     base, *knobs = name.split(":")
     if base not in SCHEMES:
@@ -348,7 +348,7 @@ _FORMER_KNOBS = {"elder_share": "oldest_share", "elder_age_s": "oldest_age_s"}
 
 
 def _with(runs_as: str, more: str) -> str:
-    """Name under which a scheme is run with one thing more; empty where either cannot be run."""
+    """Instruction to run a scheme, with an addition; empty where either is empty."""
     return f"{runs_as}, {more}" if runs_as and more else ""
 
 
@@ -383,9 +383,9 @@ def run_scheme(name: str, setting: Setting, jobs: Jobs, carbon: Intensity, watch
 
     Args:
         name: As :func:`scheme` reads it.
-        setting: What it runs on.
+        setting: The conditions.
         jobs: The workload.
-        carbon: The intensity as it comes.
+        carbon: The true intensity.
         watch: Called at every round; the run then keeps the timeline of its power.
 
     Raises:
@@ -413,9 +413,9 @@ def _pool(
 
 
 def with_slack(jobs: Jobs, slack_s: float, over_s: float = 3600.0) -> Jobs:
-    """The jobs, with a deadline for those that take longer than ``over_s`` on one GPU: that time and the slack.
+    """Add a deadline to jobs that take longer than ``over_s`` on one GPU: submission plus that time and the slack.
 
-    Without slack the jobs as they are.
+    Without slack the jobs are returned unchanged.
     """
     if slack_s <= 0:
         return jobs
@@ -426,12 +426,12 @@ def with_slack(jobs: Jobs, slack_s: float, over_s: float = 3600.0) -> Jobs:
 def jobs_from_trace(
     submit_s: FloatArray, duration_s: FloatArray, streams: Streams, *, requested: IntArray | None = None
 ) -> Jobs:
-    """A trace of submissions and durations as jobs of the eight classes, drawn uniformly.
+    """Turn a trace of submissions and durations into jobs of the eight classes, drawn uniformly.
 
-    Owners request 1, 2, 4 or 8 GPUs at 40, 25, 25 and 10 % unless the trace says. Durations are on one GPU.
+    Owners request 1, 2, 4 or 8 GPUs at 40, 25, 25 and 10 % unless the trace states it. Durations are on one GPU.
 
     Raises:
-        DataError: Submissions step back or a duration is not positive.
+        DataError: Submissions are out of order or a duration is not positive.
     """
     n = len(submit_s)
     if requested is None:
@@ -449,7 +449,7 @@ MIXES: Mapping[str, tuple[float, float, float, float]] = MappingProxyType(
 
 
 def synthetic_trace(days: int, jobs_per_day: int, mix: str, streams: Streams) -> tuple[FloatArray, FloatArray]:
-    """Submissions and durations, s, of made-up jobs of a mix of ``MIXES``, busier by day than by night.
+    """Submissions and durations, s, of generated jobs of a mix of ``MIXES``, busier by day than by night.
 
     Durations are log-uniform within each size; submissions follow one sine a day that halves the rate at night.
     """

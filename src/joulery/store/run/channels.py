@@ -1,4 +1,4 @@
-"""A channel as a JSON object. Imports as little as it can, for the sampler's sake."""
+"""Convert channels to and from JSON objects. The sampler uses this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from joulery.domain.quality import Quality
 
 
 def channel_to_dict(channel: Channel) -> dict[str, Any]:
-    """The fields of a channel; what is not known (NaN) is null."""
+    """The fields of a channel; unknown values (NaN) are null."""
     return {
         key: None if isinstance(value, float) and math.isnan(value) else value
         for key, value in channel._asdict().items()
@@ -20,7 +20,7 @@ def channel_to_dict(channel: Channel) -> dict[str, Any]:
 
 
 def channel_from_dict(value: Mapping[str, Any]) -> Channel:
-    """The channel behind :func:`channel_to_dict`'s object; further keys are ignored.
+    """The channel of an object that :func:`channel_to_dict` made; further keys are ignored.
 
     Raises:
         DataError: A key is missing or holds the wrong kind of value.

@@ -6,7 +6,7 @@
     RUN/log.jsonl       one JSON object a line: observations, decisions, notes; {"t_s": ..., "kind": ..., ...}
     RUN/NAME.parquet    a series, written at close; NAME.npz without pyarrow
     RUN/report.json     the summary that a report prints
-    RUN/samples/        what the sampler wrote, until it is folded into a series (joulery.store.run.samples)
+    RUN/samples/        files of the sampler, until they are converted to series (joulery.store.run.samples)
 
 ``manifest.json``, ``report.json`` and the series are replaced whole; the log only grows and a torn last line is left
 out on reading. Write with :func:`create_run`, read with :func:`open_run`.
@@ -59,7 +59,7 @@ def create_run(
     Args:
         path: The folder; it may exist, but must not hold a run.
         kind: ``measure``, ``up``, ``simulate`` ...
-        argv: The command line this is a run of.
+        argv: The command line of the run.
         zone: Carbon zone, where one was named.
         owner: Owner that the run is charged to; None without one.
         details: Further keys of the manifest, JSON-ready.
@@ -94,7 +94,7 @@ def create_run(
 
 
 class RunWriter:
-    """The writing end of a run directory. A context manager: leaving it closes the run.
+    """Writer of a run directory, as a context manager: leaving it closes the run.
 
     Every method raises ``CapabilityError`` when the disk refuses; what was written before stays readable.
 
@@ -111,7 +111,7 @@ class RunWriter:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """A copy of the manifest as it stands."""
+        """A copy of the current manifest."""
         return dict(self._manifest)
 
     def describe(self, **details: Any) -> None:
@@ -123,7 +123,7 @@ class RunWriter:
         """Append one object to the log.
 
         Args:
-            kind: What it is about.
+            kind: Kind of the object.
             t_s: Unix seconds; now, unless given.
             fields: Anything JSON-ready, numpy included; NaN becomes null.
         """
@@ -150,7 +150,7 @@ class RunWriter:
         self.describe(state=state, ended_s=time.time())
 
     def discard(self) -> None:
-        """Take the run back, as if it had never been made. The folder goes, unless others have files in it."""
+        """Delete the run's files, and its folder unless it contains other files."""
         if self._log_fd >= 0:
             os.close(self._log_fd)
             self._log_fd = -1
@@ -204,11 +204,11 @@ def open_run(path: str | Path) -> Run:
 
 
 class Run:
-    """The reading end of a run directory.
+    """Reader of a run directory.
 
     Attributes:
         path: The folder.
-        manifest: What ``manifest.json`` says.
+        manifest: Content of ``manifest.json``.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class Run:
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """The summary; None when none was written (the run goes on, or was killed).
+        """The summary; None when none was written (the run still runs, or was killed).
 
         Raises:
             DataError: ``report.json`` is damaged.
@@ -240,7 +240,7 @@ class Run:
         """The log in order, optionally of one kind; a torn last line is left out.
 
         Raises:
-            DataError: A line other than the last is no JSON object.
+            DataError: A line other than the last is not a JSON object.
         """
         file = self.path / "log.jsonl"
         if not file.exists():
@@ -260,7 +260,7 @@ class Run:
 
     @property
     def series_names(self) -> tuple[str, ...]:
-        """Names of the series that are there, sorted."""
+        """Names of the run's series, sorted."""
         from joulery.store.run.series import series_names
 
         return series_names(self.path)

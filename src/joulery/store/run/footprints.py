@@ -1,4 +1,4 @@
-"""A footprint as one JSON object: the only place that knows its keys."""
+"""Convert footprints to and from JSON objects; their keys are defined here only."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def footprint_to_dict(footprint: Footprint) -> dict[str, Any]:
 
 
 def footprint_from_dict(value: Mapping[str, Any]) -> Footprint:
-    """The footprint behind :func:`footprint_to_dict`'s object; further keys are ignored.
+    """The footprint of an object that :func:`footprint_to_dict` made; further keys are ignored.
 
     Raises:
         DataError: A key is missing or holds the wrong kind of value.

@@ -1,4 +1,4 @@
-"""The carbon intensity a run was accounted with, kept in the run: a report needs no source, and no network, again.
+"""Store and read the carbon intensity of a run, so that a report needs no carbon source and no network.
 
 ::
 
@@ -17,7 +17,7 @@ from joulery.store.run.directory import Run, RunWriter
 
 
 def write_intensity(run: RunWriter, series: CarbonSeries) -> None:
-    """Keep a series in a run.
+    """Store a series in a run.
 
     Raises:
         CapabilityError: The disk refuses.
@@ -45,7 +45,7 @@ def write_intensity(run: RunWriter, series: CarbonSeries) -> None:
 
 
 def read_intensity(run: Run) -> CarbonSeries | None:
-    """The series a run was accounted with; None when it keeps none.
+    """The series a run was accounted with; None when it has none.
 
     Raises:
         DataError: It is damaged.

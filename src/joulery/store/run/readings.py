@@ -1,6 +1,6 @@
 """Readings of a run: power traces, busy times and notes of the sampler.
 
-While the sampler writes, and when it was killed, they are read from its files (:mod:`joulery.store.run.samples`).
+While the sampler runs, or after it was killed, they are read from its files (:mod:`joulery.store.run.samples`).
 :func:`save_readings` keeps them as series of the run, and :func:`load_readings` reads either form.
 """
 
@@ -38,7 +38,7 @@ class Recording:
     """One stream of samples.
 
     Attributes:
-        header: Schema, columns and whatever the writer added.
+        header: Schema, columns and further keys of the writer.
         t_ns: Unix nanoseconds, strictly increasing, int64[n].
         values: float64[n, columns].
     """
@@ -103,10 +103,10 @@ def _is_header(value: Any) -> TypeGuard[dict[str, Any]]:
 
 
 class RecordingTail:
-    """The newest records of a file that is still being written, read as they come.
+    """The newest records of a file that is still being written, read as they arrive.
 
     Args:
-        file: The file; it may not be there yet.
+        file: The file; it may not exist yet.
         keep_s: How much of the past to keep.
     """
 
@@ -175,12 +175,12 @@ class RunReadings:
     """Readings of a run.
 
     Attributes:
-        traces: One a channel.
+        traces: One power trace for each channel.
         busy: Busy times by device, at the intervals of the sampler.
         offset_ns: Unix minus monotonic nanoseconds on the sampler's clocks; None when nothing was read.
         end_ns: Unix nanoseconds of the last reading; None when nothing was read.
         notes: Remarks for the report, in order.
-        sampler: Its own statistics: ``late``, ``cpu_s``, ``period_s``; empty if it did not end orderly.
+        sampler: Statistics of the sampler: ``late``, ``cpu_s``, ``period_s``; empty if it did not end in order.
         uuids: Device name by UUID, of the devices that have one.
         threads: CPU times of the run's threads, while a traced program recorded; None where none were read.
     """
@@ -227,7 +227,7 @@ def readings_from(recordings: Mapping[str, Recording], notes_file: Path) -> RunR
 
 
 def save_readings(readings: RunReadings, writer: RunWriter) -> None:
-    """Keep readings as series of a run: ``power`` (one row a reading) and ``busy`` (one row an interval).
+    """Store readings as series of a run: ``power`` (one row a reading) and ``busy`` (one row an interval).
 
     Raises:
         CapabilityError: The disk cannot be written.
@@ -306,7 +306,7 @@ def _buffer_of(name: str, streams: Sequence[Recording]) -> Recording | None:
 
 
 def _refined(traces: Iterator[PowerTrace], buffer: Recording | None) -> Iterator[PowerTrace]:
-    """Counters at the times of the buffered power readings, other traces as they are."""
+    """Refine counters at the times of the buffered power readings; other traces are unchanged."""
     for number, trace in enumerate(traces):
         if buffer is None or trace.channel.kind is not ReadingKind.COUNTER:
             yield trace
@@ -317,7 +317,7 @@ def _refined(traces: Iterator[PowerTrace], buffer: Recording | None) -> Iterator
 
 
 def _slower(notes: Sequence[Mapping[str, Any]]) -> Callable[[str], int]:
-    """Factor of a stream's interval at the end, by the stream's name; notes without a name are of all streams."""
+    """Final factor of a stream's interval, by the stream's name; notes without a name apply to all streams."""
     factors: dict[str | None, int] = {}
     for note in notes:
         if note["kind"] == "slower":
@@ -370,7 +370,7 @@ def _notes(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _rows(counts: list[int]) -> npt.NDArray[np.int32]:
-    """For each row of a long table, which of its parts it belongs to."""
+    """For each row of a concatenated table, the index of the part that it belongs to."""
     return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 

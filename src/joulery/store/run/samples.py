@@ -1,11 +1,11 @@
-"""Fixed-size records in an append-only file: what the sampler writes, readable however it ended.
+"""Write the sampler's fixed-size records to an append-only file, which is readable even after a kill.
 
-A file starts with one line of JSON (schema ``joulery.samples/1``, the columns, the clock, whatever else describes the
+A file starts with one line of JSON (schema ``joulery.samples/1``, the columns, the clock, further keys of the
 stream), padded with spaces to a multiple of eight bytes, newline included. Records follow: an int64 of monotonic
 nanoseconds and one float64 a column, little-endian. A torn last record is dropped on reading. ``unix_ns`` and
 ``monotonic_ns`` of the header are the same moment on both clocks.
 
-The writing end imports nothing heavy; the reading end (:mod:`joulery.store.run.readings`) is apart for that reason.
+This module imports nothing heavy; the reader (:mod:`joulery.store.run.readings`) is separate for that reason.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SAMPLES = "samples"
 """Folder of a run in which its sampler writes."""
 BUFFER_COLUMNS = ("channel", "watts")
 """Columns of the power readings that a device buffered. The header names the stream that they refine (``channels_of``)
-and says how long before its stamp the middle of a reading lies (``late_s``)."""
+and states how long before its stamp the middle of a reading lies (``late_s``)."""
 _PATIENCE_BYTES = 4 << 20
-"""Bytes that wait in memory for a full disk to have room again."""
+"""Maximum bytes kept in memory while the disk is full."""
 
 
 class Appender:
-    """Bytes that go to the end of a new file when they are flushed, and wait while the disk is full.
+    """Appends bytes to a new file when they are flushed; they stay in memory while the disk is full.
 
     Args:
         path: The file; it must not exist.
@@ -47,17 +47,17 @@ class Appender:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def add(self, data: bytes) -> None:
-        """Let some bytes wait for the next flush."""
+        """Keep bytes in memory until the next flush."""
         self._waiting += data
 
     def flush(self, *, patient: bool = True) -> None:
-        """Append what waits.
+        """Append the bytes kept in memory.
 
         Args:
-            patient: Let it wait on where the disk refuses, as long as it is little.
+            patient: Keep them in memory if the disk refuses them, unless they are too many.
 
         Raises:
-            CapabilityError: The disk refuses and patience is at an end.
+            CapabilityError: The disk refuses, and the bytes are not kept.
         """
         with disk_errors(self._path):
             try:
@@ -68,7 +68,7 @@ class Appender:
                     raise
 
     def close(self) -> None:
-        """Append the rest and end the file. Safe to call twice.
+        """Append the rest and close the file. Safe to call twice.
 
         Raises:
             CapabilityError: The disk refuses the rest.
@@ -83,7 +83,7 @@ class Appender:
 
 
 class SampleWriter(Appender):
-    """Records that go to the end of a new file of samples.
+    """Appends records to a new file of samples.
 
     Args:
         path: The file; it must not exist.

@@ -1,7 +1,7 @@
 """Series of a run: equally long columns in one file, written whole or not at all, read back as numpy.
 
 A series is ``NAME.parquet`` where pyarrow is installed (the extra ``parquet``), else ``NAME.npz``, numpy's own format:
-one array a column, and for a column of labels a second one, ``COLUMN:words``. Both are read wherever they can be.
+one array a column, and for a column of labels a second one, ``COLUMN:words``. Both are read; Parquet needs pyarrow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from joulery.store.files import write_atomically
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """A column of few different words, many times over: a number a row, and what the numbers stand for.
+    """A column of text with few distinct words: a code for each row, and the words that the codes stand for.
 
     Attributes:
         codes: Index into ``words`` of each row, int[n].
@@ -38,7 +38,7 @@ class Labels:
 
 
 def series_file(folder: Path, name: str) -> Path:
-    """The file of a series that is there, the newer one where a kill has left both, or would be there."""
+    """The file of a series: the newer one where a kill has left both; the Parquet path where there is none."""
     parquet = folder / f"{name}.parquet"
     found = [path for path in (parquet, folder / f"{name}.npz") if path.exists()]
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=parquet)
@@ -206,7 +206,7 @@ def _plain(arrays: Mapping[str, npt.NDArray[Any]], name: str, path: Path) -> npt
     """One column, text as Python strings.
 
     Raises:
-        DataError: There is no such column, or its labels point nowhere.
+        DataError: There is no such column, or its labels are out of range.
     """
     try:
         values = arrays[name]
@@ -221,7 +221,7 @@ def _column(column: Any, name: str, path: Path) -> npt.NDArray[Any]:
     """The cells of a column.
 
     Raises:
-        DataError: Text in it is not UTF-8, or it holds what no array can.
+        DataError: Text in it is not UTF-8, or its values do not fit into an array.
     """
     import pyarrow as pa
 

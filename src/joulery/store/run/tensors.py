@@ -1,4 +1,4 @@
-"""A tensor energy footprint as JSON and as series of a run: the only place that knows its keys.
+"""Convert tensor energy footprints to JSON and to series of a run; their keys are defined here only.
 
 A run that holds one has the series ``ops`` (one row an operation, device and phase) and, in its manifest, ``anatomy``
 (window, devices, how it was accounted, notes); with its events also ``events`` (one row an event).

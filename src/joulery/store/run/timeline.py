@@ -9,8 +9,8 @@
                        accuracy_ratio; of language models tokens, first_token_s, energy_per_token_j
     mix.parquet        a row a tick, service and variant: t_s, service, variant, share_ratio
 
-A live driver calls :func:`log_tick` and :func:`log_decision` as it goes and :func:`write_ticks` when it ends; a reader
-calls :func:`read_site`, :func:`read_ticks` and :func:`read_decisions`, which work for a killed run too.
+A live driver calls :func:`log_tick` and :func:`log_decision` while it runs and :func:`write_ticks` when it ends; a
+reader calls :func:`read_site`, :func:`read_ticks` and :func:`read_decisions`, which work for a killed run too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SERVICE = tuple(f.name for f in dataclasses.fields(ServiceTick) if f.name != "m
 
 
 def write_site(run: RunWriter, site: SiteLabel) -> None:
-    """Put the labels into the manifest."""
+    """Write the labels of a site into the manifest."""
     run.describe(site=dataclasses.asdict(site))
 
 
@@ -58,7 +58,7 @@ def log_decision(run: RunWriter, record: DecisionRecord) -> None:
 
 
 def write_ticks(run: RunWriter, ticks: Sequence[Tick]) -> None:
-    """Write the three series; later corrections (a baseline computed at the end) take the place of what was logged."""
+    """Write the three series; later corrections (a baseline computed at the end) replace the logged values."""
     timeline: dict[str, list[Any]] = {name: [float(getattr(t, name)) for t in ticks] for name in _NUMBERS}
     timeline["quality"] = [tick.quality.value for tick in ticks]
     rows = [(tick.t_s, service) for tick in ticks for service in tick.services]
@@ -72,7 +72,7 @@ def write_ticks(run: RunWriter, ticks: Sequence[Tick]) -> None:
 
 
 def read_site(run: Run) -> SiteLabel | None:
-    """The labels; None when the run is of something else than a site.
+    """The labels; None when the run is not of a site.
 
     Raises:
         DataError: They are damaged.

@@ -1,4 +1,4 @@
-"""The command line: one file a verb, imported when the verb is called.
+"""The command line: one module per verb, imported when the verb is called.
 
 ``main`` turns every :class:`~joulery.domain.errors.JouleryError` into one message on standard error (one JSON object
 with ``--json``) and an exit code: 0 ok, 1 bug, 2 input or capability, 3 infeasible, 4 actuation.
@@ -27,7 +27,7 @@ from joulery.ui.cli.verbs import JOURNEYS, VERBS
 
 
 class LazyGroup(click.Group):
-    """A group that knows its verbs by name and imports one only when it runs."""
+    """A group of verbs by name, each imported only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs, in the order of ``JOURNEYS``."""
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run the command line; every error a user can meet becomes a message and an exit code."""
+    """Run the command line; turn every error of the user into a message and an exit code."""
     try:
         result = cli.main(args=arguments, prog_name="joulery", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -128,7 +128,7 @@ def _refuse(error: JouleryError, arguments: Sequence[str]) -> int:
 
 
 def _as_json(arguments: Sequence[str]) -> bool:
-    """Whether JSON is asked for; behind ``--`` stand the flags of another program."""
+    """Whether ``--json`` is given; flags after ``--`` belong to another program."""
     return "--json" in itertools.takewhile("--".__ne__, arguments)
 
 
@@ -161,7 +161,7 @@ def _print_renamed_names() -> None:
 
 
 def report_error(error: JouleryError, *, as_json: bool) -> None:
-    """One message on standard error: what was got, where, and how to fix it."""
+    """Print an error on standard error: what is wrong, where, and how to fix it."""
     if as_json:
         click.echo(json.dumps({"error": error.as_dict()}, default=str), err=True)
         return

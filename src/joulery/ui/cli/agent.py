@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentFlags:
-    """The flags of ``joulery agent`` that its configuration is made from."""
+    """The flags of ``joulery agent`` from which its configuration is made."""
 
     sample_s: float
     once: bool
@@ -79,7 +79,7 @@ def command(
 
 
 def _orders(site: Path, cluster: str | None, flags: AgentFlags) -> str:
-    """The orders of the agent, from its flags and the site file."""
+    """The configuration of the agent as JSON, from its flags and the site file."""
     from joulery.app.node_agent import AgentConfig, AgentTimes
     from joulery.app.wiring.cluster import jobs_of, one_cluster, progress_folder
     from joulery.app.wiring.site_meters import meter_specs
@@ -138,7 +138,7 @@ def _say(sample: Mapping[str, Any]) -> None:
 
 
 def _limit_words(entry: Mapping[str, Any]) -> str:
-    """A change of a power limit, or a note."""
+    """A change of a power limit, or a note, as text."""
     if entry["kind"] == "note" or "limits_w" not in entry:
         job = f"job {entry['job']} " if entry["kind"] == "limit" else ""
         return f"{job}{entry['text']}"

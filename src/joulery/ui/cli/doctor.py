@@ -1,4 +1,4 @@
-"""``joulery doctor``: what can be read and set here, what is missing, and the line that grants it."""
+"""``joulery doctor``: check what can be read and set on this machine, and how to grant the rest."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _show_leases(found: tuple[LeaseStatus, ...]) -> None:
 
 
 def _guard() -> None:
-    """Guard leases until a signal ends it."""
+    """Guard leases until a signal ends the process."""
     import signal
     import threading
 

@@ -127,10 +127,10 @@ def _announced(facts: dict[str, Any], grpc_at: str, *, as_json: bool) -> str:
 
 
 def _check_join(join: str, token_file: Path | None, certificate: Path | None) -> None:
-    """Raise where the flags do not fit the engine server's address.
+    """Check that the flags fit the engine server's address.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: They do not fit.
     """
     if join.startswith("unix:") and certificate is not None:
         raise ConfigError("a socket of this machine is not encrypted", pointer="--join-certificate")

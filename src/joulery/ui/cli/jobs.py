@@ -1,4 +1,4 @@
-"""``joulery jobs``: the training jobs of a site, and cancelling one."""
+"""``joulery jobs``: list the training jobs of a site, or cancel one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def command(
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line a job; only on a terminal too narrow for it the reasons are wrapped."""
+    """A table with one line per job; reasons are wrapped only on a terminal too narrow for them."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -153,7 +153,7 @@ _NUMBERS = frozenset({"job", "slots", "done", "restarts", "rank"})
 
 
 def _reason(row: Mapping[str, Any]) -> str:
-    """Reason why a job waits, and about when it starts in local time."""
+    """Reason why a job waits, and its approximate start in local time."""
     start_s, low_s, high_s = (row[f"expected_start_{name}"] for name in ("s", "low_s", "high_s"))
     about = "" if start_s is None else f"about {_clock(start_s)}: "
     if low_s is not None and high_s is not None:

@@ -1,4 +1,4 @@
-"""``joulery measure``: run a command, and say what it cost."""
+"""``joulery measure``: run a command, and report its energy and carbon."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def command(
 
 
 class ExitCodeFirst:
-    """From the end of the command on, no failure of joulery's own may take the place of the command's exit code.
+    """Keeps the exit code of the measured command, whatever fails in joulery after the command has ended.
 
     Attributes:
-        exit_code: What to exit with once the command has ended.
+        exit_code: The exit code once the command has ended.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class ExitCodeFirst:
         self._ended = False
 
     def ended(self, exit_code: int) -> None:
-        """The command has ended."""
+        """Store the exit code of the command, which has ended."""
         self.exit_code = exit_code
         self._ended = True
 

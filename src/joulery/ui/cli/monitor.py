@@ -57,7 +57,7 @@ def _listen(path: Path) -> socket.socket:
     """A Unix socket for this user alone; it replaces a stale one.
 
     Raises:
-        ConfigError: Another process listens there, it is no socket, or it cannot be made.
+        ConfigError: Another process listens there, the path is not a socket, or it cannot be made.
     """
     listening = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)

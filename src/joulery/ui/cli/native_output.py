@@ -1,4 +1,4 @@
-"""Filter for lines that native libraries print on standard output, kept out of what a command prints."""
+"""Filter that removes lines of native libraries from the standard output of a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIGHS_LINE = b"HighsMipSolverData::"
 
 @contextmanager
 def without_solver_lines() -> Iterator[None]:
-    """Drop lines of the solver, which would stand in the middle of a JSON document; all others are passed on."""
+    """Drop lines that the solver prints, which would corrupt a JSON document; pass on all others."""
     import ctypes
 
     native = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Threads of numpy in joulery's own processes."""
+"""Limit the threads of numpy in joulery's own processes."""
 
 import os
 
@@ -6,8 +6,8 @@ import os
 def keep_numpy_on_one_thread() -> None:
     """Limit numpy to the thread that calls it; to be called before numpy is imported.
 
-    OpenBLAS, which numpy brings, starts a thread for each other core when it is loaded, and each of them waits busily
-    for up to a tenth of a second, as after each large product: on a machine of many cores that is more than all else
-    that a short command does. A sum that is handed to them would also wait for a core where all are busy with models.
+    numpy's OpenBLAS starts a thread for each other core when it is loaded. Each thread waits busily for up to a tenth
+    of a second, then and after each large product: on a machine of many cores that exceeds all other work of a short
+    command. A sum that is given to these threads also waits for a core where all are busy with models.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

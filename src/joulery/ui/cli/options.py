@@ -1,4 +1,4 @@
-"""Options that several verbs share, types of their values, and renamed ones: an old name is read for one release."""
+"""Options that several verbs share, types of their values, and renamed options, read for one release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def option(*names: str, old: str, **settings: Any) -> Callable[[F], F]:
-    """Like ``click.option``, with an old name that is read and names the new one on standard error.
+    """Like ``click.option``, with an old name that is accepted with a warning that names the new one.
 
     Args:
         names: As for ``click.option``: the new flag, a short one, the parameter's name.
@@ -36,7 +36,7 @@ def option(*names: str, old: str, **settings: Any) -> Callable[[F], F]:
 
 
 class _Renamed(click.Option):
-    """An option that takes the value of its old name where only that is given."""
+    """An option that uses the value of its old name where only that is given."""
 
     def __init__(self, *args: Any, former: str, old: str, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -58,7 +58,7 @@ class _Renamed(click.Option):
 
 
 class NearChoice(click.Choice[str]):
-    """One of some names; a wrong one is answered with the nearest."""
+    """A choice of names; the error for a wrong name suggests the nearest one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         """Click's message about a wrong name, and the name that was probably meant."""
@@ -70,7 +70,7 @@ class KeyList(click.ParamType):  # type: ignore[type-arg]
 
     Args:
         names: The names.
-        repeats: Whether a name may stand twice.
+        repeats: Whether a name may be listed twice.
     """
 
     name = "keys"
@@ -95,7 +95,7 @@ class KeyList(click.ParamType):  # type: ignore[type-arg]
         return ",".join(words)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names that the last word of the list may become."""
+        """Completions of the last word of the list."""
         before, comma, last = incomplete.rpartition(",")
         return [CompletionItem(f"{before}{comma}{name}") for name in self._names if name.startswith(last)]
 
@@ -126,7 +126,7 @@ class Time(click.ParamType):  # type: ignore[type-arg]
 
     Args:
         example: A value that makes sense for the flag, for messages.
-        bare: The unit of a number without one; None refuses such a number, for it could be seconds or hours.
+        bare: The unit of a number without one; None refuses such a number, as it is ambiguous.
         zero: Whether the time may be 0.
     """
 
@@ -136,14 +136,14 @@ class Time(click.ParamType):  # type: ignore[type-arg]
         self._example, self._bare, self._zero = example, bare, zero
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """The same word for every time."""
+        """The placeholder of a time in help."""
         return "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The time in seconds; a default that is a number already is in seconds.
 
         Raises:
-            ConfigError: It is no time, has no unit where one is due, or is too short.
+            ConfigError: It is not a time, lacks a required unit, or is too short.
         """
         if isinstance(value, float):
             return value
@@ -186,14 +186,14 @@ class TimeList(click.ParamType):  # type: ignore[type-arg]
         self._one = Time(example, bare=bare)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """The word of one time, and that there may be more."""
+        """The placeholder of a list of times in help."""
         return "TIME,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
         """The times in seconds.
 
         Raises:
-            ConfigError: One of them is no time above 0.
+            ConfigError: One of them is not a time above 0.
         """
         return tuple(self._one.convert(one, param, ctx) for one in str(value).split(","))
 
@@ -205,7 +205,7 @@ cluster_option = click.option("--cluster", metavar="NAME", help="Which of the si
 html_option = click.option(
     "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one HTML page; - for standard output."
 )
-"""``--html FILE``: one page that needs no other file."""
+"""``--html FILE``: write one self-contained page."""
 
 
 def format_option(*formats: str, help: str) -> Callable[[F], F]:

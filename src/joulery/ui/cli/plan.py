@@ -1,4 +1,4 @@
-"""``joulery plan``: which model, on which share of which GPU, at what cost, and how far from the cheapest possible."""
+"""``joulery plan``: place services on GPUs, with their shares, costs and the distance to the optimum."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOT_WITH_ENVELOPE = (
     *("compare", "objective", "lock", "running", "follow", "max_moves", "explain", "triton"),
     "slo_prices",
 )
-"""Flags that say something of one plan."""
+"""Flags that apply to a single plan only."""
 
 
 @click.command("plan")
@@ -159,7 +159,7 @@ def command(
 
 
 def _plan(site: Site, name: str, options: PlanOptions, given: Mapping[str, Any]) -> None:
-    """Make what the flags ask for: one plan, plans for each step of a series, or an envelope."""
+    """Make what the flags request: one plan, plans for each step of a series, or an envelope."""
     series = given["series"]
     if series is not None:
         _plan_series(site, Path(series) if series else None, given)
@@ -189,10 +189,10 @@ def _planned(site: Site, options: PlanOptions) -> SitePlan:
 
 
 def _site_of(file: str | None, series: str | None, envelope: str | None) -> tuple[str, str | None, str | None]:
-    """The site; a flag with an optional file before it takes it: ``joulery plan --series SITE``.
+    """The site file, also where an optional flag before it took it as its value: ``joulery plan --series SITE``.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no site file.
     """
     if file is None and series:
         return series, "", envelope
@@ -244,14 +244,14 @@ def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]
 
 
 def _progress(loads: int, error_ratio: float) -> None:
-    """A line on the error output for each load, as far as it is a terminal."""
+    """Show on standard error the number of planned loads, if it is a terminal."""
     if sys.stderr.isatty():
         left = "" if error_ratio == float("inf") else f", look-ups up to {100 * error_ratio:.1f} % off"
         click.echo(f"\rplanned for {loads} loads{left}  ", nl=False, err=True)
 
 
 def _echo(document: dict[str, Any], shown: list[RenderableType], as_json: bool) -> None:
-    """Print what was made."""
+    """Print a result, as JSON or as text."""
     if as_json:
         click.echo(json.dumps(document))
     else:
@@ -259,10 +259,10 @@ def _echo(document: dict[str, Any], shown: list[RenderableType], as_json: bool) 
 
 
 def _refuse_beside(given: Mapping[str, Any], flags: Sequence[str], why: str) -> None:
-    """Refuse flags that do not go with what is done.
+    """Refuse flags that do not apply.
 
     Raises:
-        ConfigError: One is given.
+        ConfigError: One of them is given.
     """
     if beside := next((flag for flag in flags if given[flag] not in (None, False)), None):
         flag = "--" + {"page_file": "html"}.get(beside, beside).replace("_", "-")

@@ -1,4 +1,4 @@
-"""``joulery precision``: how far the joules of operations can be trusted."""
+"""``joulery precision``: judge the precision of the joules of operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from joulery.ui.cli.options import TimeList
 
 PERIODS_MS = (6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 28.0, 32.0, 36.0)
-"""The periods of Figure 7a; those the run was read slower than are left out."""
+"""The periods of Figure 7a; those shorter than the run's own sampling period are left out."""
 
 
 @click.command("precision")

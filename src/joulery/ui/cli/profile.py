@@ -1,4 +1,4 @@
-"""``joulery profile``: what the variants of a service cost on this machine; how a model depends on a GPU's clock."""
+"""``joulery profile``: measure the variants of a service, or fit and model profiles of GPUs and language models."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def command(what: str | None, file: Path | None, output: Path | None, as_json: b
 
 
 _CLOCK_FLAGS = ("gpu", "device", "run", "latency_s", "dimensions", "decode", "steps", "scores", "page")
-"""Parameters that only --clocks knows."""
+"""Parameters that only ``--clocks`` uses."""
 
 
 def _under_mps(what: str | None, flags: Mapping[str, Any], output: Path | None, as_json: bool) -> None:
@@ -181,7 +181,7 @@ def _on_slices(
 
 
 def _without_site(what: str | None, expected: str) -> ConfigError:
-    """The error for a profile that names no site: what there is for models that belong to none."""
+    """The error for a profile without a site, with the alternatives for models outside a site."""
     return ConfigError(
         "nothing to profile is named" if what is None else "no site is named that it belongs to",
         got=None if what is None else f"{what} alone",
@@ -217,11 +217,11 @@ def _colocated(what: str | None, file: Path | None, runs: int, apart: bool, outp
 
 
 _TIMED_TOGETHER = 12
-"""Batches timed of each instance, where --runs does not say."""
+"""Batches timed of each instance, unless ``--runs`` is given."""
 
 
 def _given(option: str) -> bool:
-    """Whether an option stands on the command line."""
+    """Whether an option was given on the command line."""
     from click.core import ParameterSource
 
     return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
@@ -256,7 +256,7 @@ def _clocks(what: str | None, runs: int, output: Path | None, as_json: bool, opt
 
 
 def _none_of(options: Mapping[str, Any]) -> None:
-    """Raise at the first option that only --clocks knows."""
+    """Raise at the first given option that only ``--clocks`` uses."""
     for name, value in options.items():
         if value:
             flag = "--" + {"dimensions": "dim", "page": "html", "latency_s": "latency"}.get(name, name)
@@ -264,7 +264,7 @@ def _none_of(options: Mapping[str, Any]) -> None:
 
 
 def _language_models(gpu: str | None, flags: Mapping[str, Any], output: Path | None, as_json: bool) -> None:
-    """Fit measured runs of language models, and predict the rows asked."""
+    """Fit measured runs of language models, and predict the requested rows."""
     if not flags["measured"]:
         raise ConfigError("there are no measured runs to predict from", pointer="--predict", hint="add --from RUNS.csv")
     from joulery.app.profiling.llm.first_tokens import first_token_profile, holds_load_points
@@ -306,7 +306,7 @@ def _progress(title: str, *, quiet: bool) -> AbstractContextManager[Callable[[in
 
 
 def _hand_over(profile: InterferenceProfile, output: Path | None, as_json: bool, beside: str = "") -> None:
-    """Keep an interference profile and print it; ``beside``: what else was kept there, in words."""
+    """Write an interference profile to a file and print it; ``beside`` states as text what else was written there."""
     from joulery.app.profiling.interference_fit import profile_document
     from joulery.ui.reports.profile_text import interference_view
 

@@ -1,4 +1,4 @@
-"""``joulery rapl-helper``: the processors' energy counters for users without root."""
+"""``joulery rapl-helper``: provide the processors' energy counters to users without root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``joulery replay``: decide a recorded run once more."""
+"""``joulery replay``: repeat the decisions of a recorded run, and compare them."""
 
 from __future__ import annotations
 

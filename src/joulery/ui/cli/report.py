@@ -1,4 +1,4 @@
-"""``joulery report``: render recorded runs, as often and in as many ways as wanted."""
+"""``joulery report``: render recorded runs as text, JSON, tables or pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``joulery report`` of runs that know their operations: by module, layer, operation or phase, and as pictures."""
+"""``joulery report`` of traced runs: by module, layer, operation or phase, and as pictures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BY = ("module", "layer", "op", "phase")
 """Groupings that need operations (joulery.accounting.operations.rows.BY)."""
 FORMATS = ("svg", "perfetto", "speedscope", "folded", "parquet")
-"""Forms that only operations have."""
+"""Output formats that only reports of operations have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ReportSelection:
         top: Rows to print.
         fold: Fold self-similar layers.
         patterns: Further folds, ``PATTERN=NAME``.
-        phase, device: Show this one alone.
+        phase, device: Show only this one.
     """
 
     by: str | None
@@ -53,7 +53,7 @@ def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
 
     Raises:
         DataError: A run was not traced, or a form needs a single run, or events it does not keep.
-        ConfigError: The cut makes no sense.
+        ConfigError: The selection or the form does not fit the runs.
     """
     from joulery.app.runs.anatomies import load_anatomies, ranks, step_counts, together
     from joulery.ui.reports.anatomy import exports
@@ -137,7 +137,7 @@ def _single(anatomies: Sequence[RunAnatomy], form: str) -> RunAnatomy:
 
 
 def step_line(counts: Mapping[str, float | int | None]) -> str:
-    """The recorded steps of a run, in one line; empty where the run did not keep that."""
+    """The recorded steps of a run, in one line; empty where the run has none recorded."""
     seen = [f"{counts[kind]} {kind}" for kind in ("training", "evaluation", "other") if counts[kind]]
     if not seen:
         return ""
@@ -155,7 +155,7 @@ def step_line(counts: Mapping[str, float | int | None]) -> str:
 
 
 def layers_text(runs: Sequence[str | Path], *, top: int = 8) -> str:
-    """The layers that used most, and the steps, of traced runs; empty where a run was not traced."""
+    """The layers that used most energy, and the steps, of traced runs; empty where a run was not traced."""
     from joulery.accounting.operations.rows import rolled_up
     from joulery.app.runs.anatomies import load_anatomies, step_counts, together
     from joulery.ui.reports.anatomy.text import as_text, print_rows
@@ -177,7 +177,7 @@ def _text(rows: TensorFootprint, cut: ReportSelection, steps: str) -> bytes:
 
 
 def wanted(cut: ReportSelection, form: str) -> bool:
-    """Whether the report is one of operations: asked for by a grouping, a form or a flag that only they have."""
+    """Whether the report is of operations: a grouping, form or flag is given that only such reports have."""
     flagged = cut.fold or cut.patterns or cut.phase or cut.device or cut.depth
     return cut.by in BY or form in FORMATS or bool(flagged)
 
@@ -186,7 +186,7 @@ def write(content: bytes, form: str, out: Path | None) -> None:
     """Write a report to a file, or to standard output.
 
     Raises:
-        ConfigError: A form that is no text is to go to a terminal.
+        ConfigError: A binary form would be written to a terminal.
         CapabilityError: The disk refuses.
     """
     if out is None:

@@ -78,7 +78,7 @@ def jobs_command(
 
 
 def _keys(use: LiveUse, names: tuple[str, ...]) -> dict[str, str]:
-    """The keys of a row with their values; empty where there is one key alone, which is the row's."""
+    """The keys of a row with their values; empty for a single key, which the row already has."""
     from joulery.app.schedule import SEPARATOR
 
     return dict(zip(names, use.key.split(SEPARATOR), strict=False)) if len(names) > 1 else {}

@@ -27,7 +27,7 @@ FORMATS = ("text", "json", "csv", "markdown")
 
 
 class ReportOrSacct(click.Command):
-    """The report of runs; of past jobs where ``--from-sacct`` is given, of a scheduler's where ``--since`` is."""
+    """The report of runs, of past jobs with ``--from-sacct``, or of a scheduler's jobs with ``--since``."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -215,7 +215,7 @@ def _shown(uses: Sequence[PastUse]) -> Sequence[PastUse]:
 
 
 def _amount(value: float, unit: str) -> str:
-    """An amount in hundredths, or in two digits where hundredths would say nothing."""
+    """An amount with two decimals, or with two significant digits if it is small."""
     return f"{value:.2f} {unit}" if value >= 0.1 or value == 0 else f"{value:.2g} {unit}"
 
 

@@ -1,4 +1,4 @@
-"""``joulery schedule``: training jobs by carbon and energy, on this machine, beside Slurm or beside Kueue."""
+"""``joulery schedule``: schedule training jobs by carbon and energy, on this machine or beside Slurm or Kueue."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _say(entry: Mapping[str, Any]) -> None:
 
 
 def _line(entry: Mapping[str, Any]) -> str:
-    """One entry of the log as a line."""
+    """One entry of the log as a line of text."""
     kind = entry["kind"]
     if kind == "action":
         who = f"job {entry['job']}" if "job" in entry else f"{len(entry['jobs'])} jobs"

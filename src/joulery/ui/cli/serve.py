@@ -1,4 +1,4 @@
-"""``joulery serve``: models behind the gateway."""
+"""``joulery serve``: serve models behind the gateway."""
 
 from __future__ import annotations
 
@@ -133,14 +133,14 @@ _MODEL_OPTIONS = (
     *("tls_certificate", "tls_key"),
     *("queue", "deadline_s", "drain_s"),
 )
-"""Parameters that a site file replaces."""
+"""Parameters that the site file sets instead."""
 
 
 def _only_site_options() -> None:
-    """Refuse options that a site file replaces.
+    """Refuse options that the site file sets instead.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: One of them is given.
     """
     from click.core import ParameterSource
 
@@ -153,7 +153,7 @@ def _only_site_options() -> None:
 
 
 def _serve_site(file: Path, listen: str | None, plan: Path | None, out: Path | None, *, as_json: bool) -> None:
-    """All services of a site file, until stopped."""
+    """Serve all services of a site file, until stopped."""
     import sys
 
     from joulery.app.serving.up import Options

@@ -107,7 +107,7 @@ def command(
 
 
 class _Bar:
-    """A progress bar on standard error, gone when done."""
+    """A progress bar on standard error, removed at the end."""
 
     def __init__(self, *, hidden: bool) -> None:
         from rich.console import Console
@@ -131,5 +131,5 @@ class _Bar:
         self._progress.stop()
 
     def show(self, done: int, total: int) -> None:
-        """``done`` of ``total`` parts are done."""
+        """Show that ``done`` of ``total`` parts are done."""
         self._progress.update(self._task, completed=done, total=total)

@@ -1,4 +1,4 @@
-"""Statements of jobs on standard output or in a file."""
+"""Write statements of jobs to standard output or to a file."""
 
 from __future__ import annotations
 

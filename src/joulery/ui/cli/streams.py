@@ -1,4 +1,4 @@
-"""Standard output and standard error that refuse what is written: a full disk, a reader that went away, an encoding."""
+"""Handle failed writes to standard output and error: a full disk, a closed pipe, a missing character."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from joulery.domain.errors import CapabilityError
 
 
 class OutputError(OSError):
-    """A standard stream refused what was written to it; of another file it is a plain ``OSError``."""
+    """A write to a standard stream failed; failures of other files are a plain ``OSError``."""
 
     def as_error(self) -> CapabilityError:
-        """The error that a person reads."""
+        """The error for the user."""
         return CapabilityError(
             f"standard {self.filename} cannot be written: {self.strerror}",
             hint="free some space, or send it to another place",
@@ -25,7 +25,7 @@ class OutputError(OSError):
 
 
 class StandardFile(io.FileIO):
-    """The file under a standard stream, whose failures say that it was this one."""
+    """The file of a standard stream, whose failed writes name the stream."""
 
     def __init__(self, file: int, title: str) -> None:
         super().__init__(file, "wb", closefd=False)
@@ -35,7 +35,7 @@ class StandardFile(io.FileIO):
         """As :meth:`io.FileIO.write`.
 
         Raises:
-            OutputError: The write failed, and not because a reader went away.
+            OutputError: The write failed for another reason than a closed pipe.
         """
         try:
             return super().write(data)
@@ -47,9 +47,9 @@ class StandardFile(io.FileIO):
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """While the block runs, a standard stream raises :class:`OutputError`, and escapes what its encoding lacks.
+    """Make standard streams raise :class:`OutputError` and escape unencodable characters, while the block runs.
 
-    Characters that an encoding lacks, and bytes of names that are no text, are written as ``\\u2013``.
+    Characters that an encoding lacks, and bytes of names that are not text, are written as ``\\u2013``.
     """
     kept = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _marked(sys.stdout, "output"), _marked(sys.stderr, "error")
@@ -63,9 +63,9 @@ def standard_streams() -> Iterator[None]:
 
 
 def _marked(stream: TextIO | None, title: str) -> TextIO:
-    """A stream of the process as described; one that stands in for it, such as a test's, as it is.
+    """Wrap a standard stream as described; a replacement, such as a test's, is returned unchanged.
 
-    Where the process was started without the stream, what is written goes nowhere.
+    Where the process was started without the stream, its output is discarded.
     """
     if stream is None:
         return Path(os.devnull).open("w", encoding="utf-8")
@@ -85,7 +85,7 @@ def _marked(stream: TextIO | None, title: str) -> TextIO:
 
 
 def keep_going(say: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
-    """A printer of log lines whose work does not end because its log is full; the next line may fit again."""
+    """Wrap a printer of log lines so that a line that cannot be written is dropped, and the work continues."""
 
     def say_if_possible(entry: Mapping[str, Any]) -> None:
         with suppress(OutputError):
@@ -96,7 +96,7 @@ def keep_going(say: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[st
 
 @contextmanager
 def lost_if_refused() -> Iterator[None]:
-    """Drop output to standard error where that refuses it; the exit code is kept."""
+    """Discard output to standard error if it cannot be written; the exit code is kept."""
     try:
         yield
     except (OutputError, BrokenPipeError):
@@ -104,6 +104,6 @@ def lost_if_refused() -> Iterator[None]:
 
 
 def discard(stream: TextIO) -> None:
-    """From now on nothing that is written to a standard stream goes anywhere, nor fails."""
+    """Redirect a standard stream to the null device, so that writes to it do not fail."""
     with suppress(OSError, ValueError):  # in a test it is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,4 @@
-"""``joulery submit``: a training job for this machine's scheduler."""
+"""``joulery submit``: queue a training job for this machine's scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _deadline_s(text: str, now_s: float) -> float:
     """A time of day or a time from now, as Unix seconds.
 
     Raises:
-        ConfigError: It is neither, or it is over.
+        ConfigError: It is neither, or it is in the past.
     """
     try:
         deadline_s = datetime.fromisoformat(text).timestamp()

@@ -1,4 +1,4 @@
-"""``joulery train-length-predictor``: learn from a log how long answers will be, and say how well."""
+"""``joulery train-length-predictor``: train a predictor of answer lengths from a log, and score it."""
 
 from __future__ import annotations
 

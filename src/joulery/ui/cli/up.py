@@ -80,10 +80,10 @@ def command(
 
 
 def run(options: Options, screen: ServeView | None = None) -> dict[str, Any] | None:
-    """Run a site on an event loop of its own, until it ends or is interrupted.
+    """Run a site on its own event loop, until it ends or is interrupted.
 
     Args:
-        options: What to run.
+        options: The site and the options of the run.
         screen: Shows the run; the console when None.
 
     Returns:
@@ -107,7 +107,7 @@ def run(options: Options, screen: ServeView | None = None) -> dict[str, Any] | N
 
 
 def _with_page(report: dict[str, Any]) -> dict[str, Any]:
-    """Write the HTML report into the run folder; the report with its path."""
+    """Write the HTML report into the run folder, and return the report with its path."""
     from joulery.app.runs.recorded import load_run
     from joulery.store.files import write_atomically
     from joulery.ui.reports.html import render_html
@@ -120,7 +120,7 @@ def _with_page(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _until_ended(options: Options, screen: ServeView) -> dict[str, Any]:
-    """Run on an event loop of its own; the first Ctrl-C or SIGTERM ends it in order, the second at once."""
+    """Run on a new event loop; the first Ctrl-C or SIGTERM ends the run in order, the second at once."""
     from joulery.app.serving.up import up
     from joulery.ui.dashboard.routes import dashboard_routes
 

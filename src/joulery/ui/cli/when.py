@@ -1,4 +1,4 @@
-"""``joulery when``: the start of a job that causes the least carbon."""
+"""``joulery when``: find the start of a job that causes the least carbon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from joulery.app.planning.start_time import StartTime
 
 LONGEST_S = 30 * 86_400.0
-"""The longest time ahead that is judged."""
+"""The longest value of ``--within``, seconds."""
 
 
 @click.command("when")

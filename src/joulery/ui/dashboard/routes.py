@@ -1,4 +1,4 @@
-"""The routes of the dashboard and of the JSON API it lives on."""
+"""The routes of the dashboard and of the JSON API that it uses."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ Latest = Callable[[], NowSnapshot | None]
 
 
 def dashboard_routes(latest: Latest) -> list[BaseRoute]:
-    """Everything of the dashboard.
+    """All routes of the dashboard.
 
     Args:
-        latest: Returns the latest snapshot; None before the first. Called once a request, must not block.
+        latest: Returns the latest snapshot; None before the first. Called once per request, must not block.
 
     Returns:
         ``/`` and ``/dashboard`` (the page), ``/static/NAME``, ``/api/screen`` (HTML fragment), ``/api/now`` and
@@ -97,7 +97,7 @@ class _Api:
 
 
 def _since(request: Request) -> float | None:
-    """The ``since`` of a request, minus infinity without one; None when it is no number."""
+    """The ``since`` of a request, minus infinity without one; None when it is not a number."""
     text = request.query_params.get("since")
     if text is None:
         return -math.inf
@@ -109,7 +109,7 @@ def _since(request: Request) -> float | None:
 
 
 def _json(value: Any, status: int = 200, **headers: str) -> Response:
-    """``value`` as JSON: nouns by their fields, NaN and infinity as null."""
+    """A JSON response: dataclasses by their fields, NaN and infinity as null."""
     body = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
     return Response(body, status, {**_HEADERS, "cache-control": "no-store", **headers}, "application/json")
 

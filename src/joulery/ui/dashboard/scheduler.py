@@ -1,4 +1,4 @@
-"""The scheduler's screen: what waits and why, what runs, and the grid, as one page that needs no script."""
+"""The scheduler's screen as one page without a script: waiting jobs with reasons, running jobs, and the grid."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _REFRESH_S = 15
 
 
 def scheduler_page(view: Mapping[str, Any], *, live: bool = False) -> str:
-    """The page.
+    """The scheduler's screen as an HTML page.
 
     Args:
-        view: As :func:`joulery.app.scheduler_view.scheduler_view` gives it.
-        live: The browser loads it again every few seconds.
+        view: The result of :func:`joulery.app.scheduler_view.scheduler_view`.
+        live: Whether the browser reloads the page every few seconds.
     """
     style = static_text("joulery.css")
     policy = f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'; img-src data:"

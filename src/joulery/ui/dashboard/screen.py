@@ -17,7 +17,7 @@ _MODES = {
 
 
 def screen(site: SiteLabel) -> Html:
-    """The fragment that ``/api/screen`` serves."""
+    """The HTML fragment that ``/api/screen`` serves."""
     return join(
         (
             tag("div", *labels(site), id="label-source"),

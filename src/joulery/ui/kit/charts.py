@@ -14,9 +14,9 @@ from joulery.ui.kit.html import Child, Html, tag
 WIDTH, HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 12, 40
 _LETTER, _BAR_LETTER, _BOX_LETTER = 6.4, 7.6, 7.2
-"""Width of a letter of a label, of a piece of a bar, and of a box, about."""
+"""Approximate width of a letter of a label, of a piece of a bar, and of a box."""
 _ROW, _BAR, _SHORTEST = 46, 34, 3
-"""Height of a stacked row and of its bar; letters that a cut text has at least."""
+"""Height of a stacked row and of its bar; minimum letters of a shortened text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Series:
     Attributes:
         name: For the legend.
         color: A CSS colour.
-        values: One a group for bars, float64[n]; NaN for none.
+        values: For bars one value per group, float64[n]; NaN for none.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Piece:
     """A piece of a stacked bar.
 
     Attributes:
-        labels: Its name, longest first; the first that fits stands in it.
-        share_ratio: Its part of the whole bar.
+        labels: Forms of its name, longest first; the first that fits is shown.
+        share_ratio: Its share of the whole bar.
         color: A CSS colour.
-        tip: Its text under the pointer.
+        tip: Its tooltip.
     """
 
     labels: Sequence[str]
@@ -78,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StackedRow:
-    """A stacked bar with a name before and a note behind it; what its pieces leave stays pale."""
+    """A stacked bar with a name before it and a note after it; the part without pieces is pale."""
 
     name: str
     pieces: Sequence[Piece]
@@ -87,7 +87,7 @@ class StackedRow:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A labelled point; ``strong`` ones are ours."""
+    """A labelled point; ``strong`` ones are emphasised."""
 
     label: str
     x: float
@@ -118,7 +118,7 @@ class Axes:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from ``low`` to ``high``, about so many."""
+    """Round numbers from ``low`` to ``high``, about ``count`` of them."""
     if not high > low:
         return [low]
     raw = (high - low) / max(1, count)
@@ -210,7 +210,7 @@ def points(dots: Sequence[Dot], curves: Sequence[Line], axes: Axes) -> Html:
 
 
 def stacked(rows: Sequence[StackedRow], words: str, *, name_width: int = 110, note_width: int = 0) -> Html:
-    """Stacked bars below one another, read out as ``words``; widths of names and notes in pixels of 1000."""
+    """Stacked bars below one another, with ``words`` for screen readers; widths in pixels of 1000."""
     length = 1000 - name_width - note_width
     parts: list[Html] = []
     for number, row in enumerate(rows):
@@ -232,13 +232,13 @@ def stacked(rows: Sequence[StackedRow], words: str, *, name_width: int = 110, no
 
 
 def box(x: float, y: float, width: float, height: float, tip: str, *content: Child, **attributes: str | float) -> Html:
-    """A box with a text under the pointer, and what stands in it; further attributes go to the rectangle."""
+    """A box with a tooltip and its content; further attributes go to the rectangle."""
     rect = tag("rect", x=_at(x), y=_at(y), width=_at(width), height=_at(height), rx=3, **attributes)
     return tag("g", tag("title", tip), rect, *content)
 
 
 def fitted(text: str, width: float) -> str:
-    """A text as far as it fits into so many pixels, cut with an ellipsis; empty below three letters."""
+    """A text shortened with an ellipsis to a width in pixels; empty below three letters."""
     letters = int(width / _BOX_LETTER)
     if letters < _SHORTEST:
         return ""
@@ -271,7 +271,7 @@ def class_legend(entries: Iterable[tuple[str, str]]) -> Html:
 
 
 def bar(pieces: Sequence[tuple[str, float]], label: str, **attributes: str | int) -> Html:
-    """A horizontal bar of pieces ``(class, share)``, read out as ``label``; further attributes go to the element."""
+    """A horizontal bar of pieces ``(class, share)``, named ``label``; further attributes go to the element."""
     rects, at = [], 0.0
     for name, share in pieces:
         rects.append(tag("rect", x=round(at, 3), y=0, width=round(share * 1000, 3), height=10, class_=name))

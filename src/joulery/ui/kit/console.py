@@ -1,4 +1,4 @@
-"""Consoles: tables as wide as they need, progress of anything longer than a second."""
+"""Consoles that do not wrap tables, and progress bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def table_console(width: int, *, stderr: bool = False) -> Console:
     """A console that does not wrap a table of ``width`` characters in a file, a pipe or a log.
 
     Args:
-        width: What the widest table needs, in characters; a terminal keeps its own.
+        width: Width of the widest table, in characters; a terminal keeps its own.
         stderr: Print to standard error.
     """
     console = Console(stderr=stderr, highlight=False)

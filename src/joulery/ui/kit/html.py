@@ -42,7 +42,7 @@ def tag(name: str, /, *children: Child, **attributes: str | int | float | bool |
 
 
 def join(children: Child) -> Html:
-    """Children one after the other, text escaped."""
+    """Join children into one piece of HTML; plain text is escaped."""
     if children is None:
         return Html("")
     if isinstance(children, Html):
@@ -53,7 +53,7 @@ def join(children: Child) -> Html:
 
 
 def head(title: str, style: str, *, policy: str | None = None) -> Html:
-    """The head of a page that needs nothing else.
+    """The head of a self-contained page.
 
     Args:
         title: Of the page; joulery's name is put after it.
@@ -139,7 +139,7 @@ def data_block(identifier: str, value: Any) -> Html:
 
 @cache
 def static_text(name: str) -> str:
-    """One of the files in ``joulery/ui/static``."""
+    """The text of a file in ``joulery/ui/static``."""
     return resources.files("joulery.ui").joinpath("static", name).read_text(encoding="utf-8")
 
 

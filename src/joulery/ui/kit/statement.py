@@ -1,4 +1,4 @@
-"""A statement of what jobs used: text, CSV, Markdown for a mail, or one HTML page."""
+"""Statements of the energy and carbon of jobs, written as CSV, Markdown for a mail, or one HTML page."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class StatementRow:
 
     Attributes:
         keys: Values of the grouping keys.
-        jobs: How many jobs.
-        slot_h: GPU-hours, or slot-hours where slots are no GPUs.
+        jobs: Number of jobs.
+        slot_h: GPU-hours, or slot-hours where slots are not GPUs.
         energy_kwh: Energy.
         carbon_kg: CO2-equivalent; NaN where no intensity is known.
-        quality: The weakest of the energy; empty where none was counted.
+        quality: Weakest quality of the energy; empty where no energy was counted.
     """
 
     keys: tuple[str, ...]
@@ -40,13 +40,13 @@ class StatementRow:
     def of(
         cls, keys: tuple[str, ...], jobs: int, slot_s: float, joules: tuple[float, float], grams: float, quality: str
     ) -> StatementRow:
-        """From SI units; ``joules`` are all of them and those whose intensity is known."""
+        """Make a row from SI units; ``joules`` are the total, and the part whose intensity is known."""
         carbon_kg = grams / 1e3 if joules[1] > 0 else math.nan
         return cls(keys, jobs, slot_s / 3600.0, joules[0] / JOULES_PER_KWH, carbon_kg, quality)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """For a reader."""
+        """The cells of the row as text."""
         carbon = "–" if math.isnan(self.carbon_kg) else _number(self.carbon_kg)
         return (*self.keys, f"{self.jobs}", f"{self.slot_h:.1f}", _number(self.energy_kwh), carbon, self.quality or "–")
 
@@ -56,12 +56,12 @@ class Statement:
     """Rows by key, and their total.
 
     Attributes:
-        title: What it is about.
+        title: Its title.
         by: Names of the keys.
-        rows: The lines; those of a month stand together if the first key is ``month``.
-        total: All of it; its keys are not shown.
-        notes: What the numbers rest on, one sentence each.
-        slot: What a slot is called.
+        rows: The lines; those of a month are adjacent if the first key is ``month``.
+        total: The sum of the rows; its keys are not shown.
+        notes: The basis of the numbers, one sentence each.
+        slot: Name of a slot.
     """
 
     title: str
@@ -73,17 +73,17 @@ class Statement:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns."""
+        """Names of the columns."""
         return (*self.by, "jobs", f"{self.slot} h", "kWh", "kg CO2e", "quality")
 
     @property
     def total_cells(self) -> tuple[str, ...]:
-        """Of the last line."""
+        """Cells of the last line, the total."""
         return ("total", *("" for _ in self.by[1:]), *self.total.cells[len(self.total.keys) :])
 
 
 def as_csv(statement: Statement) -> str:
-    """One line a row, all digits, no total: a spreadsheet adds up. An unknown amount of carbon is empty."""
+    """The rows as CSV with all digits and without the total. An unknown amount of carbon is empty."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow((*statement.by, "jobs", f"{statement.slot.lower()}_h", "energy_kwh", "carbon_kg", "quality"))
@@ -95,7 +95,7 @@ def as_csv(statement: Statement) -> str:
 
 
 def as_markdown(statement: Statement) -> str:
-    """A heading, the table and the notes; readable as plain text in a mail."""
+    """The statement as Markdown: heading, table and notes; readable as plain text in a mail."""
     widths = [max(map(len, column)) for column in zip(*_lines(statement), strict=True)]
     words = {*range(len(statement.by)), len(statement.names) - 1}
 
@@ -114,7 +114,7 @@ def as_markdown(statement: Statement) -> str:
 
 
 def as_html(statement: Statement) -> str:
-    """One page that needs no other file."""
+    """The statement as one self-contained HTML page."""
     style = static_text("joulery.css")
     policy = f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'"
     total, words = statement.total, {*range(len(statement.by)), len(statement.names) - 1}
@@ -152,7 +152,7 @@ def _cell(text: str) -> str:
 
 
 def _safe(key: str) -> str:
-    """A name that no spreadsheet takes for a formula."""
+    """A name, escaped so that a spreadsheet does not read it as a formula."""
     return f"'{key}" if key[:1] in "=+-@\t\r" else key
 
 

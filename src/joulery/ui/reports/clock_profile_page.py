@@ -46,7 +46,7 @@ def clock_page(profile: ClockProfile, notes: Sequence[str]) -> str:
 
 
 def chart(title: str, unit: str, clocks_mhz: FloatArray, values: FloatArray, color: str) -> Html:
-    """One figure: a quantity against the clock, axes from zero, its ends and its least value named."""
+    """A figure of a quantity against the clock, axes from zero; the caption states its ends and its minimum."""
     known = np.isfinite(values)
     if not known.any():
         return figure(title, "Not known: no meter read it.")
@@ -67,7 +67,7 @@ def _prefix(largest: float, unit: str) -> tuple[float, str]:
 
 
 def _ends_and_least(x: FloatArray, y: FloatArray, unit: str) -> str:
-    """The values at the highest and the lowest clock, and the least where that is another."""
+    """The values at the highest and the lowest clock, and the least value if it is at another clock."""
     least, ends = int(y.argmin()), (len(x) - 1, 0)
     said = [f"{si(float(y[index]), unit)} at {x[index]:.0f} MHz" for index in ends]
     if least not in ends:

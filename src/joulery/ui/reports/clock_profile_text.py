@@ -13,7 +13,7 @@ from joulery.domain.gpu.clock_profile import ClockProfile, ScoredOperator
 from joulery.domain.quality import Quality
 
 SHOWN = 12
-"""Operators a screen lists: those that take longest."""
+"""Number of operators listed: those that take longest."""
 
 
 def clock_view(profile: ClockProfile, notes: Sequence[str]) -> list[RenderableType]:
@@ -24,7 +24,7 @@ def clock_view(profile: ClockProfile, notes: Sequence[str]) -> list[RenderableTy
 
 
 def headline(profile: ClockProfile) -> str:
-    """``GPT2-large on V100: score 0.53 (modelled), prefill 1.61, decode 0.31``."""
+    """The headline: ``GPT2-large on V100: score 0.53 (modelled), prefill 1.61, decode 0.31``."""
     phases = [f"{phase} {profile.phase_score(phase):.2f}" for phase in profile.phases if len(profile.phases) > 1]
     return ", ".join(
         [f"{profile.model} on {profile.device}: score {profile.score:.2f} ({profile.quality.value})", *phases]
@@ -105,7 +105,7 @@ def _table(*titles: str) -> Table:
 
 
 def quality_note(profile: ClockProfile) -> str:
-    """One sentence on what the numbers rest on."""
+    """One sentence on the basis of the numbers."""
     return {
         Quality.MEASURED: "Latency was measured at each clock; scores of single operators are modelled.",
         Quality.MODELLED: "Modelled on an emulated GPU whose curves are fitted to measurements; nothing ran.",

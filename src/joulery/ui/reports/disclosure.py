@@ -1,4 +1,4 @@
-"""Reports that people hand on: a Markdown table, the snippet of a model card, and the SCI score."""
+"""Reports for publication: a Markdown table, the snippet of a model card, and the SCI score."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class FunctionalUnit:
     """Unit of a score.
 
     Attributes:
-        count: How many the runs did.
-        name: Of one (``request``).
+        count: Number of units that the runs did.
+        name: Name of one unit (``request``).
     """
 
     count: float
@@ -28,10 +28,10 @@ class FunctionalUnit:
 
     @classmethod
     def parse(cls, text: str) -> FunctionalUnit:
-        """``1000 requests`` and the like.
+        """Parse a number and a name, such as ``1000 requests``.
 
         Raises:
-            ConfigError: It is no number above 0 with a name.
+            ConfigError: It is not a number above 0 with a name.
         """
         match = _UNIT.fullmatch(text)
         count = float(re.sub("[_,]", "", match[1])) if match else math.nan
@@ -59,7 +59,7 @@ class SciScore:
         return (self.operational_g + self.embodied_g) / self.unit.count
 
     def as_dict(self) -> dict[str, object]:
-        """As JSON."""
+        """The score as a JSON-ready object."""
         return {
             "g_per_unit": self.g_per_unit,
             "operational_g": self.operational_g,
@@ -85,7 +85,7 @@ def sci_score(rollup: Rollup, unit: FunctionalUnit) -> SciScore:
 
 
 def as_markdown(rollup: Rollup, score: SciScore | None = None) -> str:
-    """The table as Markdown, with its total and what the numbers rest on."""
+    """The table as Markdown, with its total and the basis of the numbers."""
     footprint = rollup.footprint
     known = footprint.carbon_g is not None
     lines = [f"| {rollup.by} | energy | share | carbon | quality |", "| --- | ---: | ---: | ---: | --- |"]

@@ -34,7 +34,7 @@ MAX_DECISIONS = 500
 
 
 def render_html(rollup: Rollup) -> str:
-    """The page. Plots and decisions are those of a single run; several runs are shown as their sum and their table."""
+    """Render a report as a page: a single run with plots and decisions, several runs as their sum and table."""
     style = static_text("uplot.min.css") + static_text("joulery.css")
     script = static_text("uplot.min.js") + static_text("charts.js")
     policy = (
@@ -113,7 +113,7 @@ def _facts(rollup: Rollup, view: RunView | None) -> Html:
 
 
 def _tone(note: str) -> str:
-    """The class of a value: an SLO violation stands out."""
+    """CSS class of a value: an SLO violation is highlighted."""
     return "bad-text" if BEYOND in note else ""
 
 
@@ -182,7 +182,7 @@ def value_text(value: Any) -> str:
 
 
 def _charts(view: RunView | None, script: str) -> Html:
-    """The data of the plots and the script that draws them; nothing where there is nothing to draw."""
+    """The data of the plots and the script that draws them; empty where there is nothing to draw."""
     if view is None or view.site is None or not view.ticks:
         return Html("")
     started_s = view.ticks[0].t_s - view.ticks[0].period_s

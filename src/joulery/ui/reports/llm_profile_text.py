@@ -38,7 +38,7 @@ _LEFT_OUT_POINTS = {
 
 
 def llm_profile_view(profile: LlmProfile) -> list[RenderableType]:
-    """The rows asked, and how far rows left out of the fit were off."""
+    """The requested rows, and the errors of rows left out of the fit."""
     parts: list[RenderableType] = []
     if profile.answers:
         parts += [_answers(profile), Text()]
@@ -73,7 +73,7 @@ def _answers(profile: LlmProfile) -> Table:
 
 
 def _with_error(value: float | None, band: Band | None, form: str) -> str:
-    """A figure and how far two of three rows left out were off."""
+    """A figure, and the error within which two of three left-out rows lie."""
     if value is None:
         return "–"
     return format(value, form) + ("" if band is None else f" ±{percent(band.typical_ratio, 0)}")
@@ -111,7 +111,7 @@ def _validation(profile: LlmProfile) -> Table:
 
 
 def first_token_view(profile: FirstTokenProfile) -> list[RenderableType]:
-    """Times to first token asked, and how far points left out of the fit were off."""
+    """The requested times to first token, and the errors of points left out of the fit."""
     parts: list[RenderableType] = []
     if profile.answers:
         table = Table(box=None, pad_edge=False, header_style="dim")

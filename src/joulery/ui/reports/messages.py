@@ -97,7 +97,7 @@ def _idle_rule(view: RunView) -> str:
 
 
 def basis_text(label: CarbonLabel) -> str:
-    """``live``, ``assumed`` or ``replayed 960×``."""
+    """Basis of the intensity: ``live``, ``assumed`` or ``replayed 960×``."""
     if label.basis is CarbonBasis.REPLAYED and label.speed != 1:
         return f"replayed {label.speed:g}×"
     return str(label.basis)
@@ -124,7 +124,7 @@ def saving_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def upstreams_text(report: Mapping[str, Any]) -> str:
-    """Joules on other servers, which are no part of this machine's, and their quality; empty for none."""
+    """Joules of other servers, which are not part of this machine's, and their quality; empty for none."""
     found = [one for one in report.get("services") or () if one.get("upstream_j") is not None]
     if not found:
         return ""
@@ -146,7 +146,7 @@ def _ends(report: Mapping[str, Any], low: str, high: str) -> str:
 
 
 def basis_words(report: Mapping[str, Any]) -> str:
-    """Basis of the baseline, and how often it could not be measured; empty where the report does not say."""
+    """Basis of the baseline, and how often it could not be measured; empty where the report does not state it."""
     basis = report.get("baseline_basis")
     if basis is None:
         return ""
@@ -241,7 +241,7 @@ def accuracy_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def accuracy_words(report: Mapping[str, Any]) -> str:
-    """Basis of the accuracy: labels that came back, with their interval, or what its authors declared."""
+    """Basis of the accuracy: observed labels with their interval, or the declaration of its authors."""
     source = str(report.get("accuracy_source") or "request-weighted")
     labels = count(report.get("accuracy_labels") or 0)
     if report.get("accuracy_basis") == "observed":

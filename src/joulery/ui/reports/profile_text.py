@@ -42,7 +42,7 @@ def _fits(profile: InterferenceProfile) -> Table:
 
 
 def calibration_view(found: Sequence[Calibration]) -> list[RenderableType]:
-    """Every measured point beside what the fitted costs predict."""
+    """Every measured point beside the prediction of the fitted costs."""
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("service", "on each GPU", "gap", "accuracy", "off", "J a request", "off", "p95", "off"):
         table.add_column(name, justify="left" if name in ("service", "on each GPU") else "right")

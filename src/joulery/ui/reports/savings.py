@@ -15,9 +15,9 @@ class SavingsReport:
     """The savings on one cluster.
 
     Attributes:
-        savings: As simulated.
+        savings: The simulated savings.
         reported_kg: Carbon of the same jobs in the report, kg; NaN where it has none.
-        site: What was known of the site's own machines; None where nothing is said of it.
+        site: Known facts of the site's own machines; None where they are not reported.
     """
 
     savings: Savings
@@ -25,7 +25,7 @@ class SavingsReport:
     site: SiteSavings | None = None
 
     def document(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The report as a JSON-ready object."""
         changes = ("cluster_carbon", "cluster_energy", "job_carbon", "mean_jct", "p99_jct")
         return {
             "policy": self.savings.policy,
@@ -47,7 +47,7 @@ class SavingsReport:
         }
 
     def text(self) -> str:
-        """A few lines."""
+        """The report as a few lines of text."""
         saved = self.savings
         lines = [
             f"What {saved.policy} would have changed ({scheme(saved.policy).about}), simulated on {saved.gpus} GPUs:",
@@ -85,7 +85,7 @@ class SavingsReport:
         return "\n".join(lines)
 
     def _nodes(self) -> str:
-        """The nodes, in words."""
+        """The nodes, as text."""
         assert self.site is not None
         if not self.site.groups:
             return f"nodes of {self.site.node_gpus} GPUs"
@@ -106,12 +106,12 @@ class SavingsReport:
                 }  # fmt: skip
 
     def _scaling(self) -> str:
-        """The basis of the jobs' scaling, in words."""
+        """The basis of the jobs' scaling, as text."""
         speed = None if self.site is None else self.site.speed
         return "all assumed" if speed is None else _basis(speed.measured, speed.learned, speed.assumed)
 
     def _learned(self) -> list[str]:
-        """Facts learned of GPU types, and whether ended jobs bear out what is learned from their names."""
+        """Facts learned of GPU types, and whether ended jobs confirm what is learned from their names."""
         speed = None if self.site is None else self.site.speed
         if speed is None:
             return []

@@ -30,7 +30,7 @@ class Rollup:
         views: The runs.
         footprint: Their sum.
         by: Grouping of the rows, one of :data:`BY`.
-        rows: One a group; they add up to ``footprint``.
+        rows: One row per group; they add up to ``footprint``.
     """
 
     views: tuple[RunView, ...]
@@ -40,7 +40,7 @@ class Rollup:
 
 
 def roll_up(views: Sequence[RunView], by: str) -> Rollup:
-    """``views`` added up, by one of :data:`BY`.
+    """Add up runs, grouped by one of :data:`BY`.
 
     Raises:
         DataError: Their grams have different signals or scopes, or ``by`` is ``hour`` and a run has no time series.
@@ -65,7 +65,7 @@ def _named(view: RunView, by: str) -> list[tuple[str, Footprint]]:
 
 
 def _month(view: RunView) -> str:
-    """The month in which a run began; empty where that is not known."""
+    """The month in which a run began; ``unknown`` where that is not known."""
     start_s = view.footprint.start_s
     return "unknown" if math.isnan(start_s) else f"{datetime.fromtimestamp(start_s, UTC):%Y-%m}"
 
@@ -124,7 +124,7 @@ def as_json(rollup: Rollup, *, with_rows: bool) -> dict[str, Any]:
 
 
 def as_csv(rollup: Rollup) -> str:
-    """A header and a line a row, SI units in the names, empty for unknown; the lines add up to the total."""
+    """The rows as CSV, with SI units in the header; unknown numbers are empty. The rows add up to the total."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow((rollup.by, "energy_j", "band_j", "carbon_g", "quality"))

@@ -39,40 +39,40 @@ class Silent:
     """Shows nothing: for ``--json``. Implements :class:`joulery.app.serving.view.ServeView`."""
 
     def machine(self, machine: Mapping[str, str], checks: Sequence[Check]) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def service(self, setup: ServiceSetup) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def profile(self, obtained: Obtained, setup: ServiceSetup) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def fact(self, name: str, text: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def plan(self, plan: PlanInForce) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def serving(self, session: ServingSession, url: str, grpc: str = "") -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def progress(self, done: int, of: int, what: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def relabel(self, services: Sequence[ServiceLabel]) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def tick(self, tick: Tick, now_s: float) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def decision(self, record: DecisionRecord) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def warn(self, text: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
 
 class AddressOnly(Silent):
@@ -92,7 +92,7 @@ class AddressOnly(Silent):
 
 
 class ConsoleScreen:
-    """Prints to a console. A context manager: the live line ends with it.
+    """Prints the run to a console. A context manager, which ends the live line.
 
     Args:
         console: The console.
@@ -151,7 +151,7 @@ class ConsoleScreen:
             self._console.print(Text(" " * _INDENT + line), soft_wrap=True)
 
     def progress(self, done: int, of: int, what: str) -> None:
-        """One moving line on a terminal, one line a step elsewhere."""
+        """Show progress: one updated line on a terminal, one line per step elsewhere."""
         text = f"  profiling {done}/{of} {what}".rstrip()
         if self._console.is_terminal:
             self._show(Text(text, style="dim"))
@@ -161,12 +161,12 @@ class ConsoleScreen:
             self._console.print(text)
 
     def begin(self, services: Sequence[ServiceLabel], duration_s: float | None) -> None:
-        """Remember what the line is about."""
+        """Set the services and the duration that the live line shows."""
         self._services, self._duration_s = services, duration_s
         self._console.print()
 
     def relabel(self, services: Sequence[ServiceLabel]) -> None:
-        """Remember what the line is about from now on."""
+        """Replace the services that the live line shows."""
         self._services = services
 
     def tick(self, tick: Tick, now_s: float) -> None:
@@ -189,14 +189,14 @@ class ConsoleScreen:
             self._console.print(Text(f"  {what} {who}{decision.reason}", style="dim"), soft_wrap=True)
 
     def summary(self, report: Mapping[str, Any]) -> None:
-        """Everything that was asked for, each with how well it is known."""
+        """Print the summary, each figure with its quality."""
         self._end_live()
         self._console.print()
         for name, text in summary_lines(report):
             self.fact(name, text)
 
     def warn(self, text: str) -> None:
-        """In yellow."""
+        """Print a warning in yellow."""
         self._console.print(Text(f"  ! {text}", style="yellow"), soft_wrap=True)
 
     def _show(self, line: Text) -> None:
@@ -214,7 +214,7 @@ class ConsoleScreen:
 def live_line(
     tick: Tick, now_s: float, services: Sequence[ServiceLabel], duration_s: float | None, *, wide: bool = True
 ) -> Text:
-    """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams so far; short if need be.
+    """Seconds, the grid's clock and intensity, watts, mix, latency against the SLO, grams; shorter unless ``wide``.
 
     Of several services each has its latency and its SLO; the mix of variants is in the report.
     """
@@ -232,14 +232,14 @@ def live_line(
 
 
 def _brief(seen: ServiceTick | None, service: ServiceLabel) -> Text:
-    """One of several services."""
+    """Latency and SLO of one of several services."""
     latency_s = math.nan if seen is None else seen.latency_s
     text = Text(f"  {service.name} ").append(latency(latency_s), style="bold red" if latency_s > service.slo_s else "")
     return text.append(f"/{latency(service.slo_s)}", style="dim")
 
 
 def _one(tick: Tick, seen: ServiceTick | None, service: ServiceLabel, *, wide: bool) -> Text:
-    """The only service."""
+    """Mix, latency and, if wide, SLO, rate and grams of the only service."""
     line = Text()
     if seen is None:
         return line
@@ -265,7 +265,7 @@ def _mix(shares: Mapping[str, float], names: Sequence[str], *, wide: bool) -> Te
 
 
 def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The summary, name and text."""
+    """The lines of the summary: name and text of each."""
     lines = [("requests", _requests(report))]
     services = report.get("services") or ()
     if len(services) > 1:
@@ -288,7 +288,7 @@ def summary_lines(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def node_text(entry: Mapping[str, Any]) -> str:
-    """A node of a cluster in one line: what it answered, its whole machine's joules and its grams."""
+    """A node of a cluster in one line: its answers, its whole machine's joules and its grams."""
     answered = f"{entry['node']}: {entry['answered']:,} answered"
     if entry["asleep_s"]:
         answered += f", asleep for {duration(entry['asleep_s'])}"

@@ -1,1 +1,1 @@
-"""Kueue, the queue of Kubernetes, through the API server: workloads are held and admitted, nothing is installed."""
+"""Cluster backend for Kueue, the job queue of Kubernetes, through the API server; nothing is installed."""

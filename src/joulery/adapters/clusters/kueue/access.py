@@ -27,14 +27,14 @@ _TOKEN_LINE = "kubectl create token joulery --namespace joulery"
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
-    """An API server and a way to log in.
+    """Address of an API server, and the credentials for it.
 
     Attributes:
         url: Its address.
-        token: Reads the bearer token; empty where a certificate says who we are.
+        token: Returns the bearer token; empty where a certificate identifies the client.
         tls: Verifies the server, with the client's certificate where there is one; None over plain HTTP.
-        proxy: The proxy between, empty for none.
-        source: Where this was read.
+        proxy: Address of a proxy; empty for none.
+        source: File or folder from which this was read.
     """
 
     url: str
@@ -51,7 +51,7 @@ def find_access(
     environ: Mapping[str, str] = os.environ,
     account: Path = ACCOUNT,
 ) -> KubernetesAccess:
-    """The access that is named, else ``$KUBECONFIG``, else the service account, else ``~/.kube/config``.
+    """Find the access: from ``kubeconfig``, ``$KUBECONFIG``, the service account or ``~/.kube/config``, in this order.
 
     Args:
         kubeconfig: A kubeconfig file.
@@ -60,8 +60,8 @@ def find_access(
         account: The folder of the service account.
 
     Raises:
-        CapabilityError: There is none, or its files cannot be read.
-        ConfigError: The kubeconfig is wrong.
+        CapabilityError: No access is found, or its files cannot be read.
+        ConfigError: The kubeconfig is invalid.
     """
     if kubeconfig is not None:
         return from_kubeconfig(kubeconfig, context)
@@ -83,7 +83,7 @@ def find_access(
 
 
 def from_account(environ: Mapping[str, str], account: Path = ACCOUNT) -> KubernetesAccess:
-    """The service account of this container.
+    """The access through this container's service account.
 
     Raises:
         CapabilityError: Its token or certificate cannot be read.
@@ -101,8 +101,8 @@ def from_kubeconfig(file: Path, context: str | None = None) -> KubernetesAccess:
     """The access that a kubeconfig describes.
 
     Raises:
-        CapabilityError: It, or a file that it names, cannot be read.
-        ConfigError: It is wrong.
+        CapabilityError: The kubeconfig, or a file that it names, cannot be read.
+        ConfigError: The kubeconfig is invalid.
     """
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -161,7 +161,7 @@ def _file_token(file: Path) -> Callable[[], str]:
 
 
 def _client_tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
-    """Verifies the server, and presents the client's certificate."""
+    """A TLS context that verifies the server and presents the client's certificate."""
     where = folder / "kubeconfig"
     authority = _content(cluster, "certificate-authority", folder)
 

@@ -1,8 +1,7 @@
-"""Requests to the API server of Kubernetes: lists page by page, changes under optimistic concurrency.
+"""Client of the API server of Kubernetes: lists page by page, changes under optimistic concurrency.
 
-An answer that says something about one object (not found, conflict, gone, refused) is returned; every answer that says
-that the server cannot be used now (no connection, no access, overload, internal errors) is one
-:class:`~joulery.domain.errors.CapabilityError`.
+An answer about one object (not found, conflict, gone, refused) is returned. A failure of the server itself (no
+connection, no access, overload, internal errors) raises a :class:`~joulery.domain.errors.CapabilityError`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class ApiAnswer:
 
     @property
     def ok(self) -> bool:
-        """Whether it did what was asked."""
+        """Whether the request succeeded."""
         return self.status < HTTPStatus.BAD_REQUEST
 
     @property
@@ -52,12 +51,12 @@ class ApiAnswer:
 
 
 class KubernetesApi:
-    """One API server.
+    """Client of one API server.
 
     Args:
-        access: Where it is.
-        timeout_s: How long an answer may take.
-        transport: Replaces the network.
+        access: Address and credentials of the server.
+        timeout_s: Time limit of an answer, seconds.
+        transport: HTTP transport that replaces the network.
     """
 
     def __init__(
@@ -67,22 +66,22 @@ class KubernetesApi:
         self._client: httpx.Client | None = None
 
     def close(self) -> None:
-        """Let go of the connections. Safe to call twice."""
+        """Close the connections. Safe to call twice."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
     def get(self, path: str, **parameters: str) -> ApiAnswer:
-        """One object.
+        """Get one object.
 
         Raises:
             CapabilityError: The server does not answer, or refuses access.
-            DataError: Its answer is no JSON object.
+            DataError: Its answer is not a JSON object.
         """
         return self._ask("GET", path, parameters)
 
     def patch(self, path: str, change: Mapping[str, Any]) -> ApiAnswer:
-        """Merge a change into an object. With ``metadata.resourceVersion`` in it a newer object gives 409.
+        """Merge a change into an object. If it has a ``metadata.resourceVersion``, a newer object gives status 409.
 
         Raises:
             CapabilityError, DataError: As :meth:`get`.
@@ -164,10 +163,10 @@ class KubernetesApi:
 
 
 def raise_if_unusable(status: int, text: str, method: str, path: str, access: KubernetesAccess) -> None:
-    """Raise where the API server cannot be used now.
+    """Raise an error if the API server cannot be used now.
 
     Raises:
-        CapabilityError: It refuses access, is overloaded, or fails.
+        CapabilityError: The server refuses access, is overloaded, or fails.
     """
     said = " ".join(text.split())[:300]
     if status == HTTPStatus.UNAUTHORIZED:

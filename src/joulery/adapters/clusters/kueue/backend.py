@@ -1,9 +1,9 @@
-"""Kueue as a cluster: it admits jobs and stays the truth about them.
+"""Cluster backend for Kueue, which admits the jobs and whose state of them is authoritative.
 
-A waiting job is kept from starting by ``spec.active: false`` of its Workload, and a running one is stopped the same
-way: Kueue suspends it, its containers get SIGTERM and their grace period, and it waits under the same number. The mark
-that joulery holds a workload and the hold itself are one change, so neither exists without the other. Every change
-names the version of the object it is based on: what Kueue changed in between is looked at before it is changed.
+``spec.active: false`` in a Workload keeps a waiting job from starting, and stops a running one: Kueue suspends it, its
+containers get SIGTERM and their grace period, and it waits under the same number. The mark that joulery holds a
+workload and the hold itself are one change, so neither exists without the other. Every change states the version of the
+object on which it is based: if Kueue changed the object since, the change is decided again on the new version.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _KEPT_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class KueueScope:
-    """Workloads that the backend sees.
+    """Selection of the workloads that the backend schedules.
 
     Attributes:
-        resource: What a slot is.
+        resource: The resource of which a unit is a slot.
         queues: ClusterQueues to schedule; all when empty.
         progress: Folder where jobs report their progress, each in a file named by the UID of its Job; None for none.
     """
@@ -66,12 +66,12 @@ class KueueScope:
 
 
 class KueueBackend:
-    """The jobs of a cluster with Kueue.
+    """Cluster backend for the jobs of a cluster with Kueue.
 
     Args:
-        api: Its API server.
-        scope: Which workloads.
-        now_s: Unix seconds.
+        api: Client of its API server.
+        scope: Selection of the workloads.
+        now_s: A clock, Unix seconds.
     """
 
     def __init__(self, api: KubernetesApi, scope: KueueScope, now_s: Callable[[], float] = time.time) -> None:
@@ -80,7 +80,7 @@ class KueueBackend:
         self._seen: dict[int, KueueWorkload] = {}
 
     def snapshot(self) -> ClusterSnapshot:
-        """Every workload that wants the resource, and the quota of each flavor of each ClusterQueue."""
+        """Every workload that requests the resource, and the quota of each flavor of each ClusterQueue."""
         root = self._version()
         workloads = _newest(map(parse_workload, self._api.objects(f"{root}/workloads")))
         queues = [
@@ -104,7 +104,7 @@ class KueueBackend:
         )  # fmt: skip
 
     def apply(self, action: ClusterAction, /) -> str:
-        """One change; each can be done again."""
+        """Apply one change; it is safe to repeat."""
         if isinstance(action, Order):
             return "not ranked: Kueue admits released jobs by priority and age"
         if isinstance(action, Split):
@@ -118,7 +118,7 @@ class KueueBackend:
         return self._change(action.job, lambda workload: self._started(workload, action))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connections to the API server."""
         self._api.close()
 
     def _started(self, workload: KueueWorkload, start: Start) -> tuple[Mapping[str, Any] | None, str]:
@@ -166,7 +166,7 @@ class KueueBackend:
         return workload
 
     def _version(self) -> str:
-        """The path of the newest interface that the cluster and this adapter know."""
+        """The API path of the preferred version that both the cluster and this adapter support."""
         if not self._root:
             answer = self._api.get(GROUP)
             if answer.status == HTTPStatus.NOT_FOUND:
@@ -187,7 +187,7 @@ class KueueBackend:
     def _job(
         self, workload: KueueWorkload, names: Mapping[tuple[str, str], str], reach: _QueueReach
     ) -> ClusterJob | None:
-        """The job behind a workload; None where it wants no slot or ended long ago."""
+        """Convert a workload into a job; None where it requests no slot, ended long ago or is being deleted."""
         if workload.over and self._now_s() - workload.since_s("Finished") > _KEPT_S:
             return None
         if workload.deleted and not workload.reserved:
@@ -211,7 +211,7 @@ class KueueBackend:
         )
 
     def _nodes(self, queues: Sequence[ClusterQueue], workloads: Sequence[KueueWorkload]) -> tuple[ClusterNode, ...]:
-        """Each flavor of each scheduled ClusterQueue as a node: what it uses, and what it could still get."""
+        """Each flavor of each scheduled ClusterQueue as a node: the units it uses, and those it could still get."""
         used: dict[tuple[str, str], float] = {}
         for workload in workloads:
             for flavor, units in workload.holding(self._scope.resource).items() if workload.reserved else ():
@@ -235,7 +235,7 @@ class KueueBackend:
 
 
 class _QueueReach:
-    """Flavors of a ClusterQueue that suit a workload."""
+    """Map of the flavors of each ClusterQueue that suit a workload."""
 
     def __init__(self, queues: Sequence[ClusterQueue], flavors: Mapping[str, ResourceFlavor]) -> None:
         self._queues, self._flavors = {queue.name: queue for queue in queues}, flavors
@@ -244,7 +244,7 @@ class _QueueReach:
         return self._queues[pool].cohort if pool in self._queues else ""
 
     def of(self, pool: str, workload: KueueWorkload) -> frozenset[str] | None:
-        """Nodes of the pool that it may run on; None for all."""
+        """The nodes of a pool on which a workload may run; None for all."""
         if pool not in self._queues:
             return None
         names = list(self._queues[pool].flavors)
@@ -256,7 +256,7 @@ class _QueueReach:
 
 
 def _held(workload: KueueWorkload) -> tuple[Mapping[str, Any] | None, str]:
-    """Deactivate a workload that waits: once it is admitted, the same change would stop it."""
+    """The change that deactivates a waiting workload; once it is admitted, the same change would stop it."""
     if workload.over:
         raise ActuationError(f"job {workload.number} is over")
     if not workload.active:
@@ -314,7 +314,7 @@ def _cluster_queues(documents: Iterable[Mapping[str, Any]]) -> dict[tuple[str, s
 
 
 def _unread_deadlines(workloads: Iterable[KueueWorkload]) -> list[str]:
-    """A note on each deadline that is no time."""
+    """A note on each deadline that is not a valid time."""
     return [
         f"{BY} of {workload.namespace}/{workload.name} is no time: {workload.annotation(BY)!r}"
         for workload in workloads
@@ -325,11 +325,11 @@ def _unread_deadlines(workloads: Iterable[KueueWorkload]) -> list[str]:
 def open_kueue(
     scope: KueueScope, *, kubeconfig: Path | None = None, context: str | None = None, timeout_s: float = 30.0
 ) -> KueueBackend:
-    """The cluster that the kubeconfig or this container's service account names.
+    """Open the cluster that the kubeconfig or this container's service account names.
 
     Raises:
-        CapabilityError: It does not answer, has no Kueue, or refuses access.
-        ConfigError: The kubeconfig is wrong.
+        CapabilityError: The cluster does not answer, has no Kueue, or refuses access.
+        ConfigError: The kubeconfig is invalid.
     """
     backend = KueueBackend(KubernetesApi(find_access(kubeconfig, context), timeout_s), scope)
     try:

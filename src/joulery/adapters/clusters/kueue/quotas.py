@@ -1,8 +1,8 @@
 """Quota of ClusterQueues, counted as Kueue counts it: nominal quota, borrowing in a cohort, lending.
 
-What limits a job of Kueue is quota, not nodes: a *slot* is a unit of quota of the scheduled resource, and each flavor
-of a ClusterQueue stands as a node, because one flavor must hold all of a job's units. Cohorts below other cohorts
-count as their ClusterQueues' own cohort alone.
+Quota, not nodes, limits the jobs of Kueue: a *slot* is a unit of quota of the scheduled resource, and each flavor of a
+ClusterQueue is represented as a node, because one flavor must hold all of a job's units. In a hierarchy of cohorts,
+only the ClusterQueue's own cohort counts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _KEEPS_OUT = ("NoSchedule", "NoExecute")
 
 
 def resource_amount(text: object) -> float:
-    """A quantity of Kubernetes, such as ``2``, ``500m``, ``1.5Gi`` or ``1e3``.
+    """Parse a quantity of Kubernetes, such as ``2``, ``500m``, ``1.5Gi`` or ``1e3``.
 
     Raises:
-        DataError: It is none.
+        DataError: The text is not a quantity.
     """
     match = _QUANTITY.fullmatch(str(text).strip())
     if match is None:
@@ -40,10 +40,10 @@ class FlavorQuota:
     """Quota of the scheduled resource in one flavor of one ClusterQueue, in units.
 
     Attributes:
-        nominal: Its own.
-        borrowing: How much more it may borrow; infinite without a limit, 0 without a cohort.
-        lending: How much of its own it lends.
-        reserved: What Kueue says is reserved.
+        nominal: Its own quota.
+        borrowing: Units it may borrow in addition; infinite without a limit, 0 without a cohort.
+        lending: Units of its own quota that it lends.
+        reserved: Units that Kueue reports as reserved.
     """
 
     nominal: float
@@ -59,7 +59,7 @@ class ClusterQueue:
     Attributes:
         name: Its name.
         cohort: The cohort it borrows in; empty for none.
-        stopped: Why it admits nothing now; empty where it does.
+        stopped: Reason why it admits nothing now; empty where it admits jobs.
         flavors: Its quota by flavor, in the order in which Kueue tries them.
         strict: Whether a job that does not fit keeps those behind it waiting (StrictFIFO).
     """
@@ -72,10 +72,10 @@ class ClusterQueue:
 
 
 def parse_queue(document: Mapping[str, Any], resource: str) -> ClusterQueue | None:
-    """A ClusterQueue of ``kueue.x-k8s.io``; None where it has no quota of the resource.
+    """Parse a ClusterQueue of ``kueue.x-k8s.io``; None where it has no quota of the resource.
 
     Raises:
-        DataError: It is none.
+        DataError: The document is not a ClusterQueue.
     """
     try:
         spec, status = document["spec"], document.get("status") or {}
@@ -119,10 +119,10 @@ def _quota(quota: Mapping[str, Any], in_cohort: bool, reserved: float) -> Flavor
 
 
 def free_units(queues: Sequence[ClusterQueue], used: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """Units that each flavor of each ClusterQueue could still give, by name of queue and flavor.
+    """The free units of each flavor of each ClusterQueue, by name of queue and flavor.
 
-    A queue has what is left of the quota that it does not lend, and what is left in its cohort, up to its borrowing
-    limit. Two queues of a cohort count the same units of it.
+    They are the free part of the quota that the queue does not lend, plus the free units of its cohort, up to its
+    borrowing limit. Two queues of a cohort count the same units of the cohort.
 
     Args:
         queues: All ClusterQueues, also those that are not scheduled: they lend and borrow.
@@ -163,11 +163,11 @@ class ResourceFlavor:
     tolerated: tuple[Mapping[str, Any], ...] = ()
 
     def suits(self, template: Mapping[str, Any], known: frozenset[str]) -> bool:
-        """Whether Kueue may assign it to these containers, by node selector, affinity and tolerations.
+        """Whether Kueue may assign the flavor to these containers, by node selector, affinity and tolerations.
 
         Args:
             template: The ``spec`` of the template.
-            known: Keys of the labels of all flavors: Kueue looks at no others.
+            known: Keys of the labels of all flavors: Kueue ignores other keys.
         """
         tolerations = [*(template.get("tolerations") or ()), *self.tolerated]
         if not all(any(_tolerates(one, taint) for one in tolerations) for taint in self.taints):
@@ -182,10 +182,10 @@ class ResourceFlavor:
 
 
 def parse_flavor(document: Mapping[str, Any]) -> ResourceFlavor:
-    """A ResourceFlavor of ``kueue.x-k8s.io``.
+    """Parse a ResourceFlavor of ``kueue.x-k8s.io``.
 
     Raises:
-        DataError: It is none.
+        DataError: The document is not a ResourceFlavor.
     """
     try:
         spec = document.get("spec") or {}
@@ -214,7 +214,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: tuple[str, str, str]) -> bo
 
 
 def _matches(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """One expression of a node selector; an operator that is not known here matches: Kueue decides."""
+    """Whether labels match one expression of a node selector; an unknown operator matches: Kueue decides."""
     found, values = labels.get(str(rule.get("key"))), [str(value) for value in rule.get("values") or ()]
     operator = rule.get("operator")
     if operator == "In":

@@ -1,4 +1,4 @@
-"""The rights of this user in Kubernetes, each asked of the API server (SelfSubjectAccessReview): nothing is changed."""
+"""Checks of this user's rights in Kubernetes by the API server (SelfSubjectAccessReview): nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class KueueRight:
-    """One right.
+    """Result of the check of one right.
 
     Attributes:
         name: Verb and resource.
         granted: Whether Kubernetes allows it in all namespaces.
-        detail: What for, or why not.
-        grant: The line that grants it; empty where it is granted.
+        detail: Purpose of the right, and the reason where it is denied.
+        grant: The command that grants it; empty where it is granted.
     """
 
     name: str
@@ -38,10 +38,10 @@ class KueueRight:
 
 
 def kueue_rights(api: KubernetesApi) -> Iterator[KueueRight]:
-    """Ask for every right that the scheduler uses.
+    """Check every right that the scheduler uses.
 
     Raises:
-        CapabilityError: The API server does not answer, or does not know this user.
+        CapabilityError: The API server does not answer, or does not accept this user.
     """
     for verb, resource, purpose in NEEDED:
         wanted = {"group": "kueue.x-k8s.io", "resource": resource, "verb": verb}

@@ -1,10 +1,10 @@
-"""Workloads of Kueue as training jobs.
+"""Conversion of Kueue's Workloads into training jobs.
 
-A Workload stands for a Job, a JobSet, a RayJob, a PyTorchJob or anything else that Kueue admits. Its templates carry
-the annotations of the owner's templates, so nothing but Workloads is read:
+A Workload represents a Job, a JobSet, a RayJob, a PyTorchJob or anything else that Kueue admits. Its templates contain
+the annotations of the owner's templates, so only Workloads are read:
 
 - ``joulery/no-stop: "true"``: once admitted, the job is not stopped;
-- ``joulery/by: "2026-11-27T18:00:00Z"``: when it is needed at the latest.
+- ``joulery/by: "2026-11-27T18:00:00Z"``: the deadline of the job.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PREEMPTS = "pending the preemption"
 
 @dataclass(frozen=True, slots=True)
 class KueueWorkload:
-    """A Workload as the API server has it.
+    """A Workload as the API server returns it.
 
     Attributes:
         document: The object.
@@ -63,13 +63,13 @@ class KueueWorkload:
 
     @property
     def owner(self) -> Mapping[str, Any]:
-        """The Job or other object it stands for; empty where it has none."""
+        """The Job or other object that it represents; empty where it has none."""
         owners = self._part("metadata").get("ownerReferences") or ()
         return next((one for one in owners if one.get("controller")), owners[0] if owners else {})
 
     @property
     def uid(self) -> str:
-        """UID of what it stands for: a Workload may be made anew, its Job stays."""
+        """The UID of the object that it represents: a Workload may be created anew, while its Job remains."""
         labels = self._part("metadata", "labels")
         return str(labels.get(JOB_UID) or self.owner.get("uid") or self._part("metadata").get("uid") or "")
 
@@ -131,7 +131,7 @@ class KueueWorkload:
         return self.condition(kind).get("status") == "True"
 
     def since_s(self, kind: str) -> float:
-        """Since when a condition is what it is, Unix seconds; NaN where unknown."""
+        """The time of a condition's last change, Unix seconds; NaN where unknown."""
         return time_of(self.condition(kind).get("lastTransitionTime"))
 
     @property
@@ -167,10 +167,10 @@ class KueueWorkload:
 
 
 def parse_workload(document: Mapping[str, Any]) -> KueueWorkload:
-    """A Workload.
+    """Parse a Workload.
 
     Raises:
-        DataError: It has no name or no UID.
+        DataError: It has no name, no namespace or no UID.
     """
     workload = KueueWorkload(document)
     try:
@@ -195,9 +195,9 @@ def state_of(workload: KueueWorkload) -> JobState:
 
 
 def verdict(workload: KueueWorkload, resource: str) -> tuple[str, bool]:
-    """Kueue's reason not to admit a waiting workload even on free units, and whether it named missing units alone.
+    """Kueue's reason not to admit a waiting workload even on free units, and whether it named only missing units.
 
-    A verdict from before the last change of the workload says nothing.
+    A verdict from before the last change of the workload is ignored.
     """
     if not workload.active or workload.reserved:
         return "", False
@@ -215,16 +215,16 @@ def verdict(workload: KueueWorkload, resource: str) -> tuple[str, bool]:
 
 
 def to_job(workload: KueueWorkload, resource: str, pool: str, runs_on: frozenset[str] | None) -> ClusterJob | None:
-    """The job behind a workload; None where it wants none of the resource.
+    """Convert a workload into a job; None where it requests and holds none of the resource.
 
     Args:
         workload: The workload.
-        resource: What a slot is.
+        resource: The resource of which a unit is a slot.
         pool: Its ClusterQueue; empty where its LocalQueue is not known.
         runs_on: Nodes (flavors) that suit it; None for all.
 
     Raises:
-        DataError: A number in it is none.
+        DataError: A value in the workload is invalid.
     """
     try:
         wanted = workload.wanted(resource)
@@ -285,7 +285,7 @@ def _job(
 
 
 def time_of(text: object, otherwise: float = math.nan) -> float:
-    """A time such as ``2026-11-23T14:00:00Z``, Unix seconds."""
+    """Parse a time such as ``2026-11-23T14:00:00Z``, Unix seconds; ``otherwise`` where the text is not a time."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
     except ValueError:
@@ -293,7 +293,7 @@ def time_of(text: object, otherwise: float = math.nan) -> float:
 
 
 def _requested(template: Mapping[str, Any], resource: str) -> float:
-    """Units that one copy of a template requests: the sum of its containers, or its largest first container."""
+    """The units that one copy of a template requests: the sum of its containers, or its largest init container."""
 
     def of(container: Mapping[str, Any]) -> float:
         resources = container.get("resources") or {}

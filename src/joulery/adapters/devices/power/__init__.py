@@ -1,1 +1,1 @@
-"""Power limits of devices, and what a device under a limit has done: energy and work."""
+"""Power limits of devices, and counters of the energy and work of a device under a limit."""

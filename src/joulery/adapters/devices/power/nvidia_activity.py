@@ -1,7 +1,7 @@
-"""Energy and busy cycles of an NVIDIA GPU so far.
+"""Counter of the energy and busy cycles of an NVIDIA GPU.
 
 Busy cycles are the SM clock times the utilisation that NVML reports (share of the time in which a kernel ran), summed
-over the time between two readings. They stand for the work of a program that does not report its progress: cycles
+over the time between two readings. They approximate the work of a program that does not report its progress: cycles
 follow the clock that a power limit lowers, so they overstate the slowdown of a program bound by memory.
 
 Not yet run on hardware: tested against a stand-in with the real module's constants and errors.
@@ -16,7 +16,7 @@ from joulery.adapters.devices.nvidia_board import NvidiaBoard, open_board
 
 
 class NvidiaActivity:
-    """Reads one board.
+    """Counter of the energy and busy cycles of one board.
 
     Args:
         gpu: Its index or UUID.
@@ -35,7 +35,7 @@ class NvidiaActivity:
         self._rates = (math.nan, math.nan)
 
     def read(self, now_s: float) -> tuple[float, float]:
-        """Energy, J, and busy cycles, in millions, since some moment; NaN while the board does not answer.
+        """Energy, J, and busy cycles, in millions, since a fixed moment; NaN while the board does not answer.
 
         Args:
             now_s: Seconds of a monotonic clock.
@@ -59,7 +59,7 @@ class NvidiaActivity:
         return (self._energy_j if math.isnan(counter_j) else counter_j), self._cycles
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Shut down the connection to the driver."""
         self._board.close()
 
     def _counter_j(self) -> float:

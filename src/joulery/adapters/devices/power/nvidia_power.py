@@ -1,8 +1,9 @@
-"""The power limit of an NVIDIA GPU (``nvidia-smi -pl``): NVML's power management limit, CAP_SYS_ADMIN.
+"""Control of an NVIDIA GPU's power limit (``nvidia-smi -pl``): NVML's power management limit, CAP_SYS_ADMIN.
 
 The driver holds the average draw of the board at the limit by lowering its clocks. It refuses limits outside its
-constraints and reports what is set, so that every change is read back. The limit is the driver's: without persistence
-mode it falls back to the default when the last program closes the GPU, and always with a reboot. All calls count in mW.
+constraints and reports the current limit, so that every change is verified. The driver keeps the limit: without
+persistence mode it returns to the default when the last program closes the GPU, and always with a reboot. All calls
+count in mW.
 
 Not yet run on hardware: tested against a stand-in with the real module's constants and errors.
 """
@@ -45,7 +46,7 @@ class NvidiaPower:
             raise trouble from error
 
     def capability(self) -> DeviceCapability:
-        """The limits the board takes, its default, and whether this process may set one."""
+        """The limits that the board accepts, its default, and whether this process may set one."""
         board, may = self._board, may_administer()
         try:
             enforced_mw = int(board.nvml.nvmlDeviceGetEnforcedPowerLimit(board.handle))
@@ -72,12 +73,12 @@ class NvidiaPower:
         )
 
     def observe(self) -> DeviceState[PowerSetting]:
-        """The limit as the driver has it."""
+        """The limit that the driver reports."""
         limit_mw = self._looked()
         return DeviceState(self._setting(limit_mw), {"limit_mw": limit_mw})
 
     def apply(self, wanted: PowerSetting, /) -> DeviceChange[PowerSetting]:
-        """Set the limit, to a whole watt; None for the factory's."""
+        """Set the limit, rounded to a whole watt; None restores the factory's limit."""
         limit_w = wanted.limit_w
         if limit_w is None:
             return self._change(self._default_mw, str(wanted))
@@ -92,12 +93,12 @@ class NvidiaPower:
         return self._change(limit_mw, str(wanted))
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[PowerSetting]:
-        """Back to the limit that was observed; to the factory's when None."""
+        """Restore the observed limit; the factory's limit when None."""
         limit_mw = (memento or {}).get("limit_mw")
         return self._change(self._default_mw if limit_mw is None else int(limit_mw), "what it was")
 
     def close(self) -> None:
-        """Let go of the driver; what is set stays set."""
+        """Shut down the connection to the driver; the setting remains."""
         self._board.close()
 
     def _change(self, new_mw: int, asked: str) -> DeviceChange[PowerSetting]:

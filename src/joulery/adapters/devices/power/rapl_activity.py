@@ -1,4 +1,4 @@
-"""Energy of the CPUs so far, from RAPL's counters; the kernel counts no work."""
+"""Counter of the energy of the CPUs, from RAPL; the kernel provides no count of their work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from joulery.adapters.meters.rapl import POWERCAP, open_rapl
 
 
 class RaplActivity:
-    """Reads the counters of every package.
+    """Counter of the energy of all RAPL channels of this machine.
 
     Args:
         root: The powercap folder.
 
     Raises:
-        CapabilityError: There are none, or they may not be read.
+        CapabilityError: There are no counters, or they may not be read.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -24,10 +24,10 @@ class RaplActivity:
         self._energy_j = 0.0
 
     def read(self, now_s: float) -> tuple[float, float]:
-        """Energy, J, since some moment, NaN while a counter does not answer; NaN for busy cycles.
+        """Energy, J, since this object was created, NaN while a counter cannot be read; NaN for busy cycles.
 
         Args:
-            now_s: Not needed: the counters miss nothing.
+            now_s: Not used: the counters are cumulative.
         """
         values = self._meter.read()
         if any(map(math.isnan, values)):

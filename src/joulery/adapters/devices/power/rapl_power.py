@@ -1,11 +1,11 @@
-"""The power limit of Intel CPUs through the kernel's powercap files (``/sys/class/powercap/intel-rapl:N``).
+"""Control of Intel CPUs' power limit through the kernel's powercap files (``/sys/class/powercap/intel-rapl:N``).
 
 Each package has a constraint named ``long_term``: the average power that the processor keeps over its time window by
 lowering its clocks (kernel documentation: power/powercap/powercap.rst). The limit holds while the zone is ``enabled``.
 The kernel rounds limits to the unit of the register, an eighth of a watt on most processors. AMD processors count
 energy in the same files and have no constraints. Firmware may lock the limits: the kernel then refuses root, too.
 
-Not yet run on hardware: tested against a made-up tree of files.
+Not yet run on hardware: tested against a generated tree of files.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class RaplPower:
 
     Args:
         root: The powercap folder; another one in tests and containers.
-        files: How files are read and written.
+        files: Reads and writes the files.
 
     Raises:
-        CapabilityError: No RAPL zones, or zones that only count.
+        CapabilityError: There are no RAPL zones, or they have no power limit.
     """
 
     def __init__(self, root: str = ROOT, files: TextFiles | None = None) -> None:
@@ -64,7 +64,7 @@ class RaplPower:
             )
 
     def capability(self) -> DeviceCapability:
-        """The limits every package takes, and whether this process may set them."""
+        """The limits that every package accepts, and whether this process may set them."""
         settable = all(os.access(self._root / path, os.W_OK) for path in self._limits())
         low_w, high_w = (watts / 1e6 for watts in self._guarded(self._range_uw))
         default_uw = [self._max_uw(zone) for zone in self._constraints]
@@ -82,7 +82,7 @@ class RaplPower:
         )
 
     def observe(self) -> DeviceState[PowerSetting]:
-        """The limit of the package with the highest."""
+        """The highest limit of all packages."""
         files = self._guarded(self._look)
         return DeviceState(self._setting(files), {"files": files})
 
@@ -103,7 +103,7 @@ class RaplPower:
         return self._change(old, new, str(wanted))
 
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[PowerSetting]:
-        """Back to the files as they were observed; to the processor's own limit when None."""
+        """Restore the observed contents of the files; the processor's own limit when None."""
         old = self._guarded(self._look)
         known = {path: text for path, text in (memento or {}).get("files", {}).items() if path in old}
         return self._change(old, {**old, **known} if memento else self._factory(old), "what it was")
@@ -123,7 +123,7 @@ class RaplPower:
                 self._files.write(self._root / path, text)
 
     def _settled(self, new: Files, old: Files) -> Files:
-        """The present setting; limits that the kernel rounded a little count as what was asked for."""
+        """The current setting; a limit that the kernel rounded slightly counts as the requested one."""
         found = self._look()
         for path, text in found.items():
             for asked in (new, old):
@@ -148,7 +148,7 @@ class RaplPower:
         return PowerSetting(None if free else max(limit for limit, _ in limits) / 1e6)
 
     def _look(self) -> Files:
-        """Everything that is set here, as the kernel has it.
+        """The current contents of all files that this class sets.
 
         Raises:
             OSError: A file cannot be read.
@@ -165,7 +165,7 @@ class RaplPower:
         return [f"{zone}/constraint_{number}_power_limit_uw" for zone, number in self._constraints.items()]
 
     def _range_uw(self) -> tuple[int, int]:
-        """Lowest and highest limit that every package takes, microwatts.
+        """The lowest and highest limit that every package accepts, microwatts.
 
         Raises:
             OSError: A file cannot be read.
@@ -179,7 +179,7 @@ class RaplPower:
         return max(low for low, _ in found), min(high for _, high in found)
 
     def _max_uw(self, zone: str) -> int:
-        """The processor's own limit; 0 where the kernel does not know it."""
+        """The processor's own limit, microwatts; 0 where the kernel does not state it."""
         return self._number(f"{zone}/constraint_{self._constraints[zone]}_max_power_uw")
 
     def _number(self, path: str) -> int:
@@ -190,7 +190,7 @@ class RaplPower:
         return int(text) if text.isdigit() else 0
 
     def _is_package(self, zone: Path) -> bool:
-        """A package, and not its sub-zone, the whole platform, or a second view of it."""
+        """Whether a zone is a package, and not a sub-zone, the whole platform, or a second view of a package."""
         return bool(_ZONE.fullmatch(zone.name)) and self._text(zone / "name").startswith("package-")
 
     def _long_term(self, zone: Path) -> int | None:

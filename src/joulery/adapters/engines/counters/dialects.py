@@ -17,7 +17,7 @@ Sources, as the engines print them:
   ``ray_vllm:generation_tokens_total``, with newer releases ``ray_vllm_generation_tokens_total``. Collectors that allow
   no colon print ``vllm_generation_tokens_total``.
 
-Requests that were aborted or failed are not answered: their tokens count, they do not.
+Requests that were aborted or failed are not counted; their tokens are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _US_PER_S = 1e6
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """The names of one engine; those it does not have are empty."""
+    """The counter names of one engine; empty for counters that it does not have."""
 
     engine: str
     requests: str

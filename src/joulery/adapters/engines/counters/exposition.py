@@ -1,4 +1,4 @@
-"""Samples of a Prometheus exposition, only those of a few names: pages of engines have thousands of lines."""
+"""Parser of a Prometheus exposition that reads only samples of given names: engines print thousands of lines."""
 
 from __future__ import annotations
 

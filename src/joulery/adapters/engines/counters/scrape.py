@@ -16,7 +16,7 @@ def metrics_address(text: str, pointer: str) -> SplitResult:
     """The address of a metrics page; its path is ``/metrics`` unless given.
 
     Raises:
-        ConfigError: It is no such address.
+        ConfigError: The text is not such an address.
     """
     written = text if "://" in text else f"http://{text}"
     try:
@@ -35,7 +35,7 @@ def scrape(address: SplitResult, timeout_s: float = TIMEOUT_S) -> str:
     """The text of a metrics page.
 
     Raises:
-        CapabilityError: It does not answer, not in time, with another status, or with too much.
+        CapabilityError: The page does not answer in time, or not with status 200, or with too much.
     """
     make = http.client.HTTPSConnection if address.scheme == _SECURE else http.client.HTTPConnection
     connection = make(address.hostname or "", address.port, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Batches: which requests can be joined, the input of several, and each one's part of the answer and its cost."""
+"""Batches: which requests can be joined, their joined inputs, and the split of the answer and its cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def joined(requests: Sequence[InferRequest]) -> dict[str, Tensor]:
 
 
 def rows_of(requests: Sequence[InferRequest]) -> list[int]:
-    """Rows that each request of a batch brought."""
+    """Number of rows of each request of a batch."""
     return [len(next(iter(request.inputs.values()))) for request in requests]
 
 
@@ -46,7 +46,7 @@ def split_rows(outputs: Mapping[str, Tensor], rows: Sequence[int]) -> list[dict[
         rows: Rows of each request.
 
     Raises:
-        DataError: An output has not a row for every row that went in.
+        DataError: An output does not have one row for each input row.
     """
     edges = np.cumsum([0, *rows])
     for name, array in outputs.items():
@@ -59,7 +59,7 @@ def split_rows(outputs: Mapping[str, Tensor], rows: Sequence[int]) -> list[dict[
 
 
 def divided(total: float, rows: Sequence[int]) -> list[float]:
-    """A batch's CPU time in parts by rows that sum to it exactly; equal parts where it has no rows.
+    """Divide a batch's CPU time by rows, into parts that sum to it exactly; equal parts where it has no rows.
 
     Args:
         total: CPU seconds of the batch.

@@ -1,4 +1,4 @@
-"""The embedded engine: model replicas as worker processes on CPU slices and parts of GPUs of this machine.
+"""The embedded engine: model replicas as worker processes on CPU slices and GPU slices of this machine.
 
 Each service has one queue, from which free replicas pull (:mod:`joulery.domain.serving.dispatch`, driven by
 :mod:`~joulery.adapters.engines.embedded.service`); this module decides which replicas there are. All of it runs on one
@@ -72,12 +72,12 @@ class LocalSettings:
 
 
 class LocalEngine(ServiceMixes):
-    """Replicas on this machine's CPU cores. Implements :class:`joulery.domain.ports.Engine`.
+    """Engine with replicas on this machine's CPU cores and GPUs. Implements :class:`joulery.domain.ports.Engine`.
 
     Args:
         settings: Its limits.
         groups: CPU quotas; found on first use when None.
-        places: Hands out parts of GPUs; None where there are none to run on.
+        places: Assigns GPU slices; None where there are no GPUs to run on.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class LocalEngine(ServiceMixes):
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
-        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
+        """Set the limit past which requests for a service are refused; None for the engine's own limit."""
         found = self._services.get(service)
         self._limits.change(service, limit, found.queue if found else None)
 
@@ -119,7 +119,7 @@ class LocalEngine(ServiceMixes):
         """The answer of the next free replica.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` gives the reason.
         """
         if self._closed:
             raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
@@ -168,7 +168,7 @@ class LocalEngine(ServiceMixes):
             )
 
     async def close(self) -> None:
-        """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
+        """Let running requests finish within ``drain_s``, fail waiting ones, and end all replicas."""
         self._closed = True
         for task in self._starting:
             task.cancel()
@@ -191,7 +191,7 @@ class LocalEngine(ServiceMixes):
         return [replica for service in self._services.values() for replica in service.replicas]
 
     def _service(self, name: str) -> ServiceQueue:
-        """The service of a name, made where there is none."""
+        """The service of a name; it is created where it does not exist."""
         if name not in self._services:
             hang_s = self.settings.longest_s
             steering = self._steering_of(name)
@@ -224,7 +224,7 @@ class LocalEngine(ServiceMixes):
     def _difference(
         self, target: Sequence[ReplicaSpec]
     ) -> tuple[list[WorkerReplica], list[ReplicaSpec], list[WorkerReplica]]:
-        """Replicas to keep, specs to start, replicas to stop; those that run well are kept first."""
+        """Replicas to keep, specs to start, replicas to stop; ready ones are kept first."""
         missing = Counter(target)
         kept: list[WorkerReplica] = []
         surplus: list[WorkerReplica] = []
@@ -253,7 +253,7 @@ class LocalEngine(ServiceMixes):
         surplus: Sequence[WorkerReplica],
         becoming: Mapping[WorkerReplica, ReplicaSpec],
     ) -> list[WorkerReplica]:
-        """End and return the replicas on parts of GPUs that are partitioned anew; requests wait meanwhile."""
+        """End and return the replicas on GPU slices that are repartitioned; their requests wait meanwhile."""
         ids = await self._gpus.to_vacate(target)
         leaving = [one for one in (*kept, *surplus) if one.place is not None and one.place.id in ids]
         alone = self._gpus.alone(missing) - ids
@@ -274,7 +274,7 @@ class LocalEngine(ServiceMixes):
         """Start the replicas again that a failed change has ended.
 
         Raises:
-            JouleryError: That fails too.
+            JouleryError: They cannot be started again.
         """
         if not cleared or self._closed:
             return
@@ -329,7 +329,7 @@ class LocalEngine(ServiceMixes):
         return WorkerReplica(name, spec, cores, launch, owner=lambda: self._services.get(spec.service), place=place)
 
     async def _start(self, fresh: Sequence[WorkerReplica]) -> None:
-        """Start all of them, or none.
+        """Start all of the new replicas, or none.
 
         Raises:
             JouleryError: The first that failed; the others were stopped again.
@@ -359,7 +359,7 @@ class LocalEngine(ServiceMixes):
         surplus: Sequence[WorkerReplica],
         target: Sequence[ReplicaSpec],
     ) -> None:
-        """The new replicas take over; from here on the old ones only finish what they hold."""
+        """Let the new replicas take over; the old ones only finish the requests they hold."""
         self._turn_mixes()
         promoted = promoted_standbys(kept, target)
         for spec in target:
@@ -382,7 +382,7 @@ class LocalEngine(ServiceMixes):
 
 
 def _becoming(missing: list[ReplicaSpec], surplus: list[WorkerReplica]) -> dict[WorkerReplica, ReplicaSpec]:
-    """Replicas that become others without a new process, taken out of ``missing`` and ``surplus``."""
+    """Replicas that become others without a new process; they are removed from ``missing`` and ``surplus``."""
     found: dict[WorkerReplica, ReplicaSpec] = {}
     for replica in list(surplus):
         spec = next((spec for spec in missing if replica.becomes(spec)), None)

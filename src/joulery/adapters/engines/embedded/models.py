@@ -1,7 +1,7 @@
-"""A model inside a worker: loaded from an ONNX file or a Python callable, warmed up, and the outputs asked for.
+"""Loading and warm-up of a model inside a worker, from an ONNX file or a Python callable.
 
-PyTorch and Transformers have modules of their own, which take from here what every loader needs. Everything a user can
-get wrong here is one :class:`~joulery.domain.errors.JouleryError`.
+PyTorch and Transformers have loaders in modules of their own, which use the helpers here. Every mistake that a user can
+make here raises one :class:`~joulery.domain.errors.JouleryError`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class LoadedModel:
     """A model that is ready to run.
 
     Attributes:
-        run: Inputs by name and the names of the outputs wanted (none for all) to outputs by name.
+        run: Maps inputs by name, and the names of the wanted outputs (none for all), to outputs by name.
         inputs, outputs: What it declares; empty when it declares nothing.
-        platform: What runs it.
+        platform: Name of its runtime, such as ``onnxruntime_onnx``.
     """
 
     run: Run
@@ -84,7 +84,7 @@ def load(model: ModelRef, threads: int) -> LoadedModel:
 
 
 def described(model: ModelRef) -> dict[str, str]:
-    """A reference as the worker is sent it."""
+    """A model reference in the form that the worker is sent."""
     return {"kind": model.kind.value, "location": model.location, "options": model.options}
 
 
@@ -106,7 +106,7 @@ def keep_warm(
         most_bytes: Resident memory that the process may reach; 0 for no bound.
 
     Returns:
-        Why it is not kept, for people to read; empty where it is.
+        Why the variant is not kept, as text; empty where it is.
     """
     own = next(iter(models.values()))
     try:
@@ -132,7 +132,7 @@ def warm_up(model: LoadedModel) -> str:
     """Run once on zeros of the declared shape, so that the first request does not pay for lazy allocations.
 
     Returns:
-        What went wrong, for people to read; a model may reject zeros, or a size of 1 where any is allowed.
+        The error as text, empty for none; a model may reject zeros, or a size of 1 where any is allowed.
     """
     if not model.inputs:
         return ""
@@ -154,15 +154,15 @@ def failure(error: Exception) -> tuple[str, Outcome]:
 
 
 def one_line(error: BaseException) -> str:
-    """``ValueError: wrong size``: an error in one line."""
+    """An error on one line, such as ``ValueError: wrong size``."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def readable(model: ModelRef) -> Path:
-    """The file of a model.
+    """The path of a model's file, after a check that it can be read.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
     """
     path = Path(model.location)
     try:
@@ -173,7 +173,7 @@ def readable(model: ModelRef) -> Path:
 
 
 def only(results: Mapping[str, Any], wanted: tuple[str, ...]) -> Mapping[str, Any]:
-    """The outputs wanted; all where none is named.
+    """The outputs that are wanted; all where none is named.
 
     Raises:
         RequestError: The model has no such output.
@@ -189,7 +189,7 @@ def options_of(model: ModelRef) -> dict[str, Any]:
     """The options of a model.
 
     Raises:
-        ConfigError: They are no JSON object.
+        ConfigError: The options are not a JSON object.
     """
     try:
         options = orjson.loads(model.options or "{}")
@@ -209,7 +209,7 @@ def declared(model: ModelRef, side: str, entries: Sequence[Any]) -> tuple[Tensor
         entries: The declarations.
 
     Raises:
-        ConfigError: One is none.
+        ConfigError: An entry is not such a declaration.
     """
     specs: list[TensorSpec] = []
     for entry in entries:
@@ -259,7 +259,7 @@ def _providers(onnxruntime: Any) -> list[str]:
     """ONNX Runtime's providers for a model.
 
     Raises:
-        CapabilityError: It is to run on a GPU, and the build that is installed knows no GPU.
+        CapabilityError: The model is to run on a GPU, and the installed build does not support one.
     """
     if os.environ.get(DEVICE) != "cuda":
         return ["CPUExecutionProvider"]
@@ -289,7 +289,7 @@ def _onnx_runner(session: Any, outputs: Sequence[TensorSpec]) -> Run:
 
 
 def _text(array: Tensor) -> Tensor:
-    """ONNX Runtime takes text where the protocol has bytes."""
+    """Decode a BYTES tensor: ONNX Runtime takes text where the protocol has bytes."""
     try:
         decoded = [element.decode() for element in array.ravel().tolist()]
     except UnicodeDecodeError as error:
@@ -308,7 +308,7 @@ def _onnx_specs(path: Path, arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 
 def _load_callable(model: ModelRef) -> LoadedModel:
-    """``module:function``. Its attributes ``inputs`` and ``outputs``, where it has them, declare its tensors."""
+    """Load ``module:function``. Its attributes ``inputs`` and ``outputs``, where it has them, declare its tensors."""
     module_name, _, name = model.location.partition(":")
     try:
         module = importlib.import_module(module_name)

@@ -1,7 +1,7 @@
 """Runs a model a given number of times: ``python -m joulery.adapters.engines.embedded.once MODEL INPUTS BATCH TIMES``.
 
-For a profiler that watches a whole process: what a run of three inferences launches more than a run of one is two
-inferences.
+For a profiler that records a whole process: the work of two inferences is the difference between a run of three and a
+run of one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def main(model: str, inputs: str, batch: str, times: str) -> int:
     Args:
         model: As :meth:`~joulery.domain.serving.engine.ModelRef.parse` takes it.
         inputs: One request, in an .npz file; the first axis of each array is the batch.
-        batch: How often the request is repeated along it.
-        times: How many inferences.
+        batch: How often the request is repeated along that axis.
+        times: Number of inferences.
 
     Returns:
         The exit status.

@@ -1,4 +1,4 @@
-"""One replica: its life across worker processes, and one worker process seen from its parent."""
+"""One replica across its worker processes, and the parent's handle of one worker process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from joulery.domain.serving.engine import ReplicaSpec, ReplicaState, ReplicaView
 from joulery.domain.serving.tensors import TensorSpec
 
 _BUFFER_BYTES = 1 << 22
-"""Wanted size of the pipe's buffers: a photograph in one write. The kernel gives what it allows."""
+"""Requested size of the pipe's buffers: a photograph in one write. The kernel may grant less."""
 _EOF_PATIENCE_S = 0.5
-"""Time that the pipe of a dead worker may stay open (in the hands of a process it forked)."""
+"""Time that the pipe of a dead worker may stay open (held by a process it forked)."""
 _EXIT_PATIENCE_S = 2.0
-"""Time that a worker may live on without its pipe."""
+"""Time that a worker may run on after its pipe has ended."""
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -40,9 +40,9 @@ class WorkerProcess(asyncio.Protocol):
         pid: Its process.
         inputs, outputs, platform: What its model declares, after ``load``.
         warm: Variants that it keeps loaded beside its own.
-        note: What went wrong in its warm-up, and which variants it keeps not warm; empty when all went well.
+        note: Errors of its warm-up, and variants that it does not keep warm; empty when there are none.
         startup_cpu_s: CPU seconds from its start until it was ready.
-        gone: Done when the process has ended and everything it wrote has been read; the result says how it ended.
+        gone: Done when the process has ended and everything it wrote has been read; the result states how it ended.
         on_answer: Called with every frame after the first.
     """
 
@@ -83,7 +83,7 @@ class WorkerProcess(asyncio.Protocol):
             threads: Threads inside one operator.
             on_answer: Called with every answer.
             stderr: Where its output goes; this process's standard error when None.
-            environ: Variables on top of those it inherits: the part of a GPU it may use.
+            environ: Variables in addition to those it inherits: the GPU slice it may use.
 
         Raises:
             CapabilityError: The machine is out of processes, memory or file descriptors.
@@ -112,9 +112,9 @@ class WorkerProcess(asyncio.Protocol):
         """Load and warm up the models of a replica in the worker.
 
         Raises:
-            ConfigError, DataError, CapabilityError: The model cannot be loaded; the worker says why.
-            TimeoutError: It took longer than ``timeout_s``.
-            ChildProcessError: It died first; the argument says how.
+            ConfigError, DataError, CapabilityError: The model cannot be loaded; the message gives the reason.
+            TimeoutError: Loading took longer than ``timeout_s``.
+            ChildProcessError: The worker died first; the argument states how.
         """
         warm = [[name, described(model)] for name, model in spec.warm]
         own = {"variant": spec.variant, "model": described(spec.model)}
@@ -134,7 +134,7 @@ class WorkerProcess(asyncio.Protocol):
         self.warm = frozenset(header["warm"])
 
     def send(self, pieces: list[Piece]) -> None:
-        """Write one frame. On a pipe that has ended it is lost; ``gone`` reports that."""
+        """Write one frame. A frame for a pipe that has ended is lost; ``gone`` reports that."""
         if self._transport is None or self._transport.is_closing():
             return
         if len(pieces) == 1:
@@ -143,19 +143,19 @@ class WorkerProcess(asyncio.Protocol):
             self._transport.writelines(pieces)
 
     def close(self) -> None:
-        """Let it end by itself: it finishes what it holds and exits."""
+        """Close the pipe: the worker finishes what it holds and exits."""
         if self._transport is not None:
             self._transport.close()
 
     def kill(self, reason: str) -> None:
-        """End it now, with everything it started; ``gone`` will give ``reason``."""
+        """Kill the worker and its process group now; the result of ``gone`` is then ``reason``."""
         if self._process.returncode is None:
             self._reason = self._reason or reason
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self, reason: str) -> str:
-        """Kill it and wait until it is gone, even if the caller is cancelled meanwhile; how it ended."""
+        """Kill the worker and wait for its end, even if the caller is cancelled meanwhile; return how it ended."""
         self.kill(reason)
         while not self.gone.done():
             with suppress(asyncio.CancelledError):
@@ -163,11 +163,11 @@ class WorkerProcess(asyncio.Protocol):
         return self.gone.result()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the pipe is open."""
+        """Handle the opened pipe (asyncio callback)."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: a part of an answer."""
+        """Handle received bytes, which may end within an answer (asyncio callback)."""
         try:
             frames = self._reader.feed(data)
         except DataError as error:
@@ -180,7 +180,7 @@ class WorkerProcess(asyncio.Protocol):
                 self._loaded.set_result(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the pipe has ended, from either side. A worker without one is of no use."""
+        """Handle the end of the pipe, from either side: a worker that does not exit is killed (asyncio callback)."""
         self._pipe_ended = True
         self._loop.call_later(_EXIT_PATIENCE_S, self.kill, "it did not end with its pipe")
         self._finish()
@@ -228,15 +228,15 @@ class ReplicaOwner(Protocol):
     """Receiver of a replica's reports."""
 
     def ready(self, replica: WorkerReplica) -> None:
-        """A worker of it is ready; not called for its first."""
+        """Handle a replica whose restarted worker is ready; not called for its first worker."""
         ...
 
     def answered(self, replica: WorkerReplica, frame: Frame) -> None:
-        """It has answered what it held."""
+        """Handle a replica's answer to the requests it held."""
         ...
 
     def ended(self, replica: WorkerReplica, reason: str) -> None:
-        """Its worker has ended."""
+        """Handle the end of a replica's worker."""
         ...
 
 
@@ -264,11 +264,11 @@ class WorkerReplica:
 
     Args:
         name: Unique within the engine.
-        spec: What it is.
-        cores: What it is bound to.
+        spec: Its specification.
+        cores: The CPU cores it is bound to.
         launch: How to start its workers.
         owner: Its service; None when the service has ended.
-        place: The part of a GPU it runs on; None off the GPU.
+        place: The GPU slice it runs on; None on the CPU.
     """
 
     def __init__(
@@ -319,14 +319,14 @@ class WorkerReplica:
         return Server(self, spec.variant, spec.batch, spec.max_delay_s, dict(spec.warm_batches))
 
     def becomes(self, spec: ReplicaSpec) -> bool:
-        """Whether it can be another replica without a new process: of the same models, with another one as its own."""
+        """Whether it can become another replica without a new process: same models, with another one as its own."""
         if self.state is not ReplicaState.READY or spec.variant not in self.loaded or spec.models != self.spec.models:
             return False
         same: dict[str, Any] = {"variant": "", "model": self.spec.model, "warm": (), "batch": 1, "max_delay_s": 0.0}
         return replace(spec, **same, warm_batches=()) == replace(self.spec, **same, warm_batches=())
 
     def become(self, spec: ReplicaSpec) -> None:
-        """Be another replica from the next request on; see :meth:`becomes`."""
+        """Become another replica from the next request on; see :meth:`becomes`."""
         self.spec = spec
         self.server.become(self.new_server(), self.warm)
 
@@ -334,14 +334,14 @@ class WorkerReplica:
         """Start the first worker and have it load its model.
 
         Raises:
-            ConfigError, DataError, CapabilityError: It cannot be; the message says why.
-            ActuationError: It died, or took too long.
+            ConfigError, DataError, CapabilityError: It cannot be started; the message gives the reason.
+            ActuationError: The worker died, or took too long.
         """
         worker, group = await self._start_worker()
         self._life = asyncio.get_running_loop().create_task(self._live(worker, group), name=f"replica {self.name}")
 
     def send(self, pieces: list[Piece], now_s: float, variant: str) -> None:
-        """Hand it a request for one of the variants that it has loaded."""
+        """Send the worker a request for one of its loaded variants."""
         self.busy_since_s = now_s
         if self._worker is None:
             return
@@ -351,12 +351,12 @@ class WorkerReplica:
         self._worker.send(pieces)
 
     def kill(self, reason: str) -> None:
-        """End its worker now; it is started again unless the replica leaves."""
+        """Kill the worker now; it is started again unless the replica is ending."""
         if self._worker is not None:
             self._worker.kill(reason)
 
     def leave(self, *, now: bool = False) -> None:
-        """End for good: after what it holds, or at once."""
+        """End the replica for good: after the requests it holds, or at once."""
         already, self.state = self.state is ReplicaState.DRAINING, ReplicaState.DRAINING
         if self._worker is None:
             if self._life is not None and not already:
@@ -367,12 +367,12 @@ class WorkerReplica:
             self._worker.close()
 
     async def gone(self) -> None:
-        """Wait until it has ended for good."""
+        """Wait until the replica has ended for good."""
         if self._life is not None:
             await asyncio.wait((self._life,))
 
     def view(self) -> ReplicaView:
-        """The public view of it."""
+        """The public view of this replica."""
         return ReplicaView(
             id=self.name,
             spec=self.spec,
@@ -405,7 +405,7 @@ class WorkerReplica:
             self._worker.close()
 
     async def _live(self, worker: WorkerProcess, group: Path | None) -> None:
-        """From one worker to the next until the replica leaves."""
+        """Start a new worker whenever one ends, until the replica is ending."""
         while True:
             reason = await asyncio.shield(worker.gone)
             self._forget(group)
@@ -429,7 +429,7 @@ class WorkerReplica:
             owner.ended(self, reason)
 
     async def _restarted(self) -> tuple[WorkerProcess, Path | None]:
-        """The next worker, however many attempts it takes."""
+        """Start the next worker, with as many attempts as it takes."""
         while True:
             if self._failures:
                 pause_s = self._launch.restart_s * 2.0 ** min(self._failures - 1, 30)
@@ -444,7 +444,7 @@ class WorkerReplica:
                     raise asyncio.CancelledError from error
 
     async def _start_worker(self) -> tuple[WorkerProcess, Path | None]:
-        """A worker that is ready, and the group that limits it."""
+        """Start a worker; return it when it is ready, with the control group that limits it."""
         worker = await WorkerProcess.start(
             self.cores,
             self.threads,
@@ -482,13 +482,13 @@ class WorkerReplica:
 
 
 async def gone_within(limit_s: float | None, replicas: Sequence[WorkerReplica]) -> None:
-    """Wait until they have ended for good, or for ``limit_s``; None to wait however long it takes."""
+    """Wait until the replicas have ended for good, at most ``limit_s`` seconds; None for no limit."""
     if replicas:
         await asyncio.wait([asyncio.ensure_future(replica.gone()) for replica in replicas], timeout=limit_s)
 
 
 def promoted_standbys(kept: Sequence[WorkerReplica], target: Sequence[ReplicaSpec]) -> list[WorkerReplica]:
-    """The standbys that are to answer from now on."""
+    """The kept standbys that the target does not list as standbys: they answer from now on."""
     standing = Counter(spec for spec in target if spec.standby)
     promoted = []
     for replica in kept:

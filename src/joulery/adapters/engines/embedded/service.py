@@ -59,19 +59,19 @@ class QueuedCall:
 
 
 class ServiceQueue:
-    """One service. Implements :class:`joulery.adapters.engines.embedded.replica.ReplicaOwner`.
+    """Queue and replicas of one service. Implements :class:`joulery.adapters.engines.embedded.replica.ReplicaOwner`.
 
     Args:
         name: Its name.
-        limit: What may wait.
+        limit: Limit on the requests that wait.
         hang_s: A replica busy with one request for longer is killed.
-        wake_at: Has :meth:`sweep` called at a time, monotonic seconds.
+        wake_at: Schedules a call of :meth:`sweep` at a time, monotonic seconds.
         steering: Chooses which loaded variant answers a request that names none.
 
     Attributes:
         queue: Waiting requests and free replicas.
-        replicas: All of them, in any state.
-        variants: Variants it is to run; empty when it is leaving.
+        replicas: All replicas, in any state.
+        variants: Variants it is to run; empty when the service is ending.
         inputs, outputs: Declarations of its models, where they agree.
         mean_service_s: Smoothed time a request takes in a replica.
     """
@@ -100,7 +100,7 @@ class ServiceQueue:
             now_s: Monotonic seconds.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` gives the reason.
         """
         arrival_s = unix_s()
         self._check(request)
@@ -121,7 +121,7 @@ class ServiceQueue:
         return _response(replica, call.variant, frame, arrival_s, call.start_s, ticket.attempts, batch)
 
     def _steered(self) -> str:
-        """The variant that is to answer a request where replicas of several answer in stated shares; empty for any."""
+        """The variant that must answer a request where several variants have stated shares; empty for any."""
         there = self._answering()
         if len(there) < 2 or any(server.warm for server in self.queue.servers):
             return ""  # replicas that keep several variants loaded choose when they take a request
@@ -132,7 +132,7 @@ class ServiceQueue:
         return {server.variant for server in self.queue.servers if not server.leaving}
 
     def _unsteer(self, there: Collection[str]) -> None:
-        """Let any replica answer the waiting requests that were steered to a variant which is not there."""
+        """Let any replica answer the waiting requests that were steered to a variant outside ``there``."""
         for ticket in self.queue.open_tickets():
             if ticket.variant and not ticket.payload.request.variant and ticket.variant not in there:
                 ticket.variant = ""
@@ -166,7 +166,7 @@ class ServiceQueue:
             self._wake_at(self.queue.ripe_s)
 
     def _pull(self, now_s: float) -> tuple[Ticket[QueuedCall], Server[QueuedCall, WorkerReplica]] | None:
-        """The next request and its replica, once the variant is chosen: batches differ in size by variant."""
+        """Choose the variant, then take the next request and its replica: batch sizes differ by variant."""
         server = self.queue.first_idle
         if server is not None and server.warm and self.queue.waiting:
             behind = max(0, self.queue.waiting - server.batch)
@@ -175,7 +175,7 @@ class ServiceQueue:
         return self.queue.pull(now_s)
 
     def ready(self, replica: WorkerReplica) -> None:
-        """A replica is ready to answer, or to stand by."""
+        """Handle a replica that is ready to answer, or to stand by."""
         replica.server.warm = replica.warm
         self.variants |= replica.warm
         if not replica.spec.standby and replica.server not in self.queue.servers:
@@ -188,7 +188,7 @@ class ServiceQueue:
         self.pump()
 
     def answered(self, replica: WorkerReplica, frame: Frame) -> None:
-        """A replica has answered what it held."""
+        """Handle a replica's answer to the requests it held."""
         held = [ticket.payload for ticket in replica.server.held]
         try:
             frames = _parts(frame, held)
@@ -208,7 +208,7 @@ class ServiceQueue:
                 ticket.payload.answer.set_result((replica, part, len(held)))
 
     def ended(self, replica: WorkerReplica, reason: str) -> None:
-        """A replica's worker has ended; what it held is tried once more elsewhere."""
+        """Handle the end of a replica's worker: the requests it held are tried once more on another replica."""
         if replica not in self.replicas:
             return  # it was stopped before it ever served
         if replica.server in self.queue.servers:
@@ -236,7 +236,7 @@ class ServiceQueue:
             self.queue.join(standby.server)
 
     def retire(self, replica: WorkerReplica) -> None:
-        """End a replica once it has finished what it holds."""
+        """End a replica after it has answered the requests it holds."""
         if replica.server in self.queue.servers and not replica.server.leaving:
             self.queue.retire(replica.server)
         replica.leave()
@@ -269,7 +269,7 @@ class ServiceQueue:
         return found
 
     def sweep(self, now_s: float) -> float:
-        """Answer requests past their deadline, kill replicas that hang; when to call this again, monotonic seconds."""
+        """Fail requests past their deadline, kill replicas that hang; return when to sweep again, monotonic seconds."""
         for ticket in self.queue.expire(now_s):
             _too_late(ticket, "in the queue" if ticket.payload.replica is None else "in a replica")
         self.pump()
@@ -281,7 +281,7 @@ class ServiceQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until the queue as it is will have been served."""
+        """Estimated seconds until the present queue is served."""
         return self.queue.waiting * self.mean_service_s / max(1, len(self.queue.servers))
 
     def _overloaded(self, message: str) -> RequestError:
@@ -295,7 +295,7 @@ class ServiceQueue:
         return False
 
     def _describe(self) -> None:
-        """Take over the declarations of replicas where those that declare something agree: a request may meet any."""
+        """Set the declared inputs and outputs where the ready replicas agree: any of them may get a request."""
         ready = [replica for replica in self.replicas if replica.state is ReplicaState.READY]
         inputs = {replica.inputs for replica in ready if replica.inputs}
         self.inputs = inputs.pop() if len(inputs) == 1 else ()
@@ -314,7 +314,7 @@ class ServiceQueue:
                     raise RequestError(f"there is no output {name!r}", Outcome.INVALID)
 
     def _end_hanging(self, replica: WorkerReplica) -> None:
-        """Kill a replica that does not answer. Its request would hang the next one too: it is not tried again."""
+        """Kill a replica that does not answer. Its requests are not tried again: they would hang the next one too."""
         reason = f"it was busy with one request for {self._hang_s:g} s"
         for ticket in replica.server.held:
             if self.queue.withdraw(ticket):
@@ -343,7 +343,7 @@ def encoded(requests: Sequence[InferRequest]) -> list[Piece]:
 
 
 def _parts(frame: Frame, calls: Sequence[QueuedCall]) -> list[Frame]:
-    """The answer of each request of a batch; CPU time by rows, time in full.
+    """Split a batch's answer into one for each request: CPU time by rows, service time in full.
 
     The parts of the CPU time sum to the batch's exactly.
 
@@ -390,10 +390,10 @@ def _too_late(ticket: Ticket[QueuedCall], where: str) -> None:
 
 
 def check_inputs(request: InferRequest, declared: Sequence[TensorSpec]) -> None:
-    """Every declared input is there with its type and shape, and nothing else.
+    """Check that a request has every declared input with its type and shape, and no other.
 
     Raises:
-        RequestError: It is not so.
+        RequestError: An input is missing, does not match, or is not declared.
     """
     for name, datatype, shape in declared:
         array = request.inputs.get(name)

@@ -1,4 +1,4 @@
-"""CPU cores and parts of GPUs assigned to replicas."""
+"""Assignment of CPU cores and GPU slices to replicas."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def limited(slice_: Slice) -> bool:
 
 
 def on_gpu(spec: ReplicaSpec) -> bool:
-    """True where a replica runs on a GPU or a part of one."""
+    """True where a replica runs on a GPU or a slice of one."""
     return spec.slice.kind is not SliceKind.CPU
 
 
@@ -43,7 +43,7 @@ def assign_cores(
         Sorted cores, one tuple a slice, in the order of ``wanted``.
 
     Raises:
-        CapabilityError: A slice is no CPU slice, needs more cores than there are, or one that may not be used.
+        CapabilityError: A slice is not a CPU slice, needs more cores than there are, or a core that may not be used.
     """
     load = dict.fromkeys(cores, 0.0)
     for bound, share_ratio in taken:
@@ -75,20 +75,20 @@ def assign_cores(
 
 @dataclass(frozen=True, slots=True)
 class GpuParts:
-    """Asks for parts of GPUs as replicas need them.
+    """GPU slices for replicas, partitioned as they need them.
 
     Attributes:
-        places: Hands them out; None where there are none.
+        places: Partitions GPUs and assigns slices; None where there are no GPUs.
     """
 
     places: Places | None
 
     def alone(self, missing: Sequence[ReplicaSpec]) -> frozenset[str]:
-        """Ids of the parts whose process must end before one of these starts."""
+        """Ids of the slices whose process must end before one of these replicas starts."""
         return self.places.alone if self.places is not None and _wanted(missing) else frozenset()
 
     async def to_vacate(self, target: Sequence[ReplicaSpec]) -> frozenset[str]:
-        """Ids of the parts that must be empty before :meth:`settle`.
+        """Ids of the slices that must be empty before :meth:`settle`.
 
         Raises:
             CapabilityError, ConfigError: This machine can never run the target.
@@ -103,7 +103,7 @@ class GpuParts:
 
         Raises:
             CapabilityError: There are no GPUs to run on here.
-            JouleryError: The GPUs refuse; every GPU is as it was.
+            JouleryError: The change failed; every GPU is as it was before.
         """
         wanted = _wanted(target)
         if not wanted:
@@ -118,12 +118,12 @@ class GpuParts:
     def assign(
         self, missing: Sequence[ReplicaSpec], held: Sequence[DeviceSlice]
     ) -> Iterator[tuple[ReplicaSpec, DeviceSlice]]:
-        """A part for each replica that runs on one, beside those that are held.
+        """Assign a GPU slice to each replica that runs on one, beside the slices that are held.
 
-        A standby takes no room: it runs requests only after another has gone.
+        A standby takes no capacity: it runs requests only after another replica has ended.
 
         Raises:
-            CapabilityError: There are not enough.
+            CapabilityError: There are not enough slices.
         """
         if self.places is None:
             return

@@ -43,7 +43,7 @@ _DATATYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
-"""Names of the protocol by those of PyTorch; bfloat16, which it does not have, is answered as FP32."""
+"""The protocol's datatypes by PyTorch's; bfloat16, which the protocol does not have, is returned as FP32."""
 
 
 def load_torch(model: ModelRef, threads: int) -> LoadedModel:
@@ -51,8 +51,8 @@ def load_torch(model: ModelRef, threads: int) -> LoadedModel:
 
     Raises:
         ConfigError: No such file, or inputs are declared that the model does not take.
-        DataError: The file is no such model.
-        CapabilityError: PyTorch is not installed, or sees no GPU where the model is to run on one.
+        DataError: The file is not such a model.
+        CapabilityError: PyTorch is not installed, or finds no GPU where the model is to run on one.
     """
     path = readable(model)
     torch = require_torch(threads)
@@ -70,10 +70,10 @@ def load_torch(model: ModelRef, threads: int) -> LoadedModel:
 
 
 def require_torch(threads: int) -> Any:
-    """PyTorch with this many threads inside an operator, and none between operators.
+    """Import PyTorch and set its number of threads inside an operator; 0 for PyTorch's own number.
 
     Raises:
-        CapabilityError: It is not installed, or sees no GPU where models are to run on one.
+        CapabilityError: PyTorch is not installed, or finds no GPU where models are to run on one.
     """
     try:
         import torch
@@ -96,7 +96,7 @@ def on_cuda() -> bool:
 
 
 def _script(torch: Any, model: ModelRef) -> LoadedModel:
-    """A model of TorchScript. Its file has the names of its inputs; their types and shapes only the site file can."""
+    """Load a TorchScript model. Its file names its inputs; only the site file can declare their types and shapes."""
     module = torch.jit.load(model.location, map_location="cuda" if on_cuda() else "cpu").eval()
     arguments = module.forward.schema.arguments[1:]
     names = [argument.name for argument in arguments]
@@ -116,7 +116,7 @@ def _script(torch: Any, model: ModelRef) -> LoadedModel:
 
 
 def _program(torch: Any, model: ModelRef) -> LoadedModel:
-    """A program of torch.export, which declares its inputs and outputs."""
+    """Load a program of torch.export, which declares its inputs and outputs."""
     program = torch.export.load(model.location)
     if on_cuda():
         from torch.export.passes import move_to_device_pass
@@ -185,7 +185,7 @@ def _named(returned: Any) -> Iterator[tuple[str, Any]]:
     """A model's outputs, by name.
 
     Raises:
-        TypeError: It is no tensor, and no flat dict or tuple of them.
+        TypeError: The model returned neither a tensor nor a flat dict or tuple of them.
     """
     if isinstance(returned, Mapping):
         found = [(str(name), value) for name, value in returned.items()]

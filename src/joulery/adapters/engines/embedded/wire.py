@@ -75,7 +75,7 @@ def decode(header: Piece, body: Piece) -> Frame:
     """The frame of a header and a body; its arrays are views of ``body``.
 
     Raises:
-        DataError: They are not what ``encode`` makes.
+        DataError: Header and body are not a frame of ``encode``.
     """
     try:
         content = orjson.loads(header)
@@ -107,7 +107,7 @@ class FrameReader:
         """The frames that ``chunk`` completes.
 
         Raises:
-            DataError: The stream holds no frames.
+            DataError: The stream does not consist of frames.
         """
         self._have += len(chunk)
         if self._chunks:
@@ -142,7 +142,7 @@ def pack_error(error: JouleryError) -> dict[str, Any]:
 
 
 def unpack_error(error: dict[str, Any]) -> JouleryError:
-    """The error that :func:`pack_error` packed; of a kind that is not passed on, its message as an ActuationError."""
+    """The error that :func:`pack_error` packed; an ActuationError with its message for any other kind."""
     fields = dict(error["arguments"])
     message, kind = fields.pop("message"), _ERRORS.get(error["type"])
     return ActuationError(message) if kind is None else kind(message, **fields)

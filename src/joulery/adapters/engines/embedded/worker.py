@@ -2,7 +2,7 @@
 
 Started as ``python -m joulery.adapters.engines.embedded.worker FD PARENT CORES THREADS``. It reads a frame that names
 the models, answers with declarations, then answers every frame with one frame. A frame whose header has ``use`` names
-the variant that runs from then on, and has no answer. It ends when the pipe does, and the kernel ends it when its
+the variant that runs from then on, and has no answer. The worker ends with its pipe; the kernel kills it when its
 parent dies first.
 
 Header of an answer: ``s`` seconds and ``c`` CPU seconds (all threads) from the request's arrival to its answer; ``e``
@@ -51,7 +51,7 @@ def die_with(parent: int) -> None:
 
 
 class _Worker:
-    """The loop; heavy modules are imported when the thread counts are set."""
+    """The worker's loop. Heavy modules are imported only after the thread counts are set."""
 
     def __init__(self, pipe: socket.socket, threads: int) -> None:
         import numpy
@@ -67,7 +67,7 @@ class _Worker:
         self.models: dict[str, Any] = {}
 
     def serve(self) -> None:
-        """Load, then answer until the pipe ends."""
+        """Load the models, then answer requests until the pipe ends."""
         from joulery.adapters.engines.embedded.wire import pack_error
         from joulery.domain.errors import JouleryError
 
@@ -110,7 +110,7 @@ class _Worker:
         )
 
     def answer(self, request: Any) -> None:
-        """Run the model on one request and send what came out."""
+        """Run the model on one request and send its outputs, or the error."""
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
         header: dict[str, Any] = {}
         try:
@@ -141,11 +141,11 @@ class _Worker:
         return self.frames.pop(0)
 
     def send(self, header: dict[str, Any]) -> None:
-        """One frame without tensors."""
+        """Send one frame without tensors."""
         self.write(self.wire.encode(header, {}))
 
     def write(self, pieces: list[Any]) -> None:
-        """All pieces of a frame."""
+        """Write all pieces of a frame."""
         for piece in pieces:
             self.pipe.sendall(piece)
 

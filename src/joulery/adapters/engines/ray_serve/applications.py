@@ -1,4 +1,4 @@
-"""Replicas as Ray Serve applications: one a service and slice size, each with a plan of variants by rank."""
+"""Replicas as Ray Serve applications: one per service and slice size, each with a plan of variants by rank."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from joulery.domain.serving.engine import NODE, ReplicaSpec
 from joulery.domain.serving.service import Slice, SliceKind
 
 _OF_A_NODE = 0.001
-"""Part that a replica takes of the one unit that each node of Ray has of its own address: it must be there."""
+"""Amount that a replica claims of a node's own resource (``node:ADDRESS``, one unit), to be placed there."""
 _HERE = "joulery.adapters.engines.ray_serve"
 _LEAVE_S = 10.0
-"""Time that a replica which Ray ends gets beyond the longest request."""
+"""Time beyond the longest request that a replica gets when Ray ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RayApp:
         return f"{OURS}{self.service}.{str(self.slice).replace(':', '-').replace('@', '-')}{place}"
 
     def spec(self, entry: Mapping[str, Any], rank: int) -> ReplicaSpec | None:
-        """The specification of a replica, by what it runs and its rank; None where that is nothing of this plan."""
+        """The specification of a replica, by what it runs and its rank; None where the plan has no such entry."""
         mine = self.plan[rank : rank + 1]
         return next((spec for spec in (*mine, *self.plan) if entry_of(spec) == entry), None)
 
@@ -61,10 +61,10 @@ class RayApp:
 
         Args:
             environ: Variables of the replicas.
-            claim_ratio: CPUs a replica claims in Ray's books for each core: old and new replicas live side by side.
+            claim_ratio: CPUs that a replica claims from Ray for each core: old and new replicas run side by side.
             nodes: Address of each node, by its name.
             listens: Where replicas listen for requests; see :attr:`RaySettings.listens`.
-            deadline_s: How long a request may take: Ray lets a replica that it ends answer what it holds.
+            deadline_s: How long a request may take: Ray lets a replica that it ends answer the requests it holds.
         """
         claims = _claims(self.slice, claim_ratio)
         if self.node:
@@ -99,7 +99,7 @@ def node_of(spec: ReplicaSpec) -> str:
 
 
 def entry_of(spec: ReplicaSpec) -> dict[str, Any]:
-    """The parameters that a replica needs to become this."""
+    """A replica's entry in the plan: the parameters with which it loads its model."""
     model = spec.model
     return {
         "variant": spec.variant,
@@ -115,7 +115,7 @@ def apps_of(target: Sequence[ReplicaSpec], before: Mapping[str, RayApp]) -> dict
 
     Args:
         target: The replicas.
-        before: The applications there are.
+        before: The present applications.
 
     Raises:
         CapabilityError: A replica stands by or is bound to cores, which this engine does not do.
@@ -137,11 +137,11 @@ def apps_of(target: Sequence[ReplicaSpec], before: Mapping[str, RayApp]) -> dict
 
 
 def drifted(apps: Mapping[str, RayApp], states: Mapping[str, Any]) -> dict[str, int]:
-    """Of each application that Ray is to run with another number of replicas than planned, that number, by name.
+    """Ray's target number of replicas of each application where it differs from the plan, by name.
 
     Args:
         apps: The applications as planned.
-        states: What Ray says about each application.
+        states: Ray's report on each application.
     """
     found = {}
     for name, app in apps.items():
@@ -153,7 +153,7 @@ def drifted(apps: Mapping[str, RayApp], states: Mapping[str, Any]) -> dict[str, 
 
 
 def said(application: Mapping[str, Any]) -> str:
-    """Ray's message about an application that does not come up."""
+    """Ray's message about an application that does not start."""
     deployments = application.get("deployments", {}).values()
     return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it gives no reason"
 

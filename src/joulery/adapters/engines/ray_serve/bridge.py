@@ -3,7 +3,7 @@
 A process that is connected to Ray is ended by Ray when the head stays away (``gcs_rpc_server_reconnect_timeout_s``).
 :class:`RayBridge` has the methods of :class:`~joulery.adapters.engines.ray_serve.cluster.RayCluster` and hands each
 call to a child process that is connected (:mod:`~joulery.adapters.engines.ray_serve.bridge_worker`). When the child
-ends, calls under way fail, ``lost`` says why, and ``open`` starts another child.
+ends, running calls fail, ``lost`` gives the reason, and ``open`` starts another child.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from joulery.domain.serving.engine import InferRequest
 
 LENGTH = struct.Struct("!Q")
 ANSWER = struct.Struct("!QQ")
-"""Length of an answer, and the number of the call: known though the answer cannot be read."""
+"""Length of an answer and number of its call: the call is known even if the answer cannot be read."""
 CLUSTER = "joulery.adapters.engines.ray_serve.cluster:RayCluster"
 _CLOSE_S = 30.0
 """Time limit for leaving a cluster."""
@@ -40,10 +40,10 @@ class RayBridge:
 
     Args:
         place: Where Ray runs.
-        cluster: What the child makes of it, ``module:class``; a test's own.
+        cluster: Class of the connection in the child, ``module:class``; replaced in tests.
 
     Attributes:
-        lost: Why the child ended; empty before the first, and while one runs.
+        lost: Why the child ended; empty before the first child, and while one runs.
     """
 
     def __init__(self, place: RayPlace, cluster: str = CLUSTER) -> None:
@@ -56,7 +56,7 @@ class RayBridge:
         self._count = 0
 
     async def open(self) -> None:
-        """Start the child and have it start or join the cluster, unless it has.
+        """Start the child and have it start or join the cluster, unless it already has.
 
         Raises:
             CapabilityError, ConfigError: The cluster cannot be started or joined.
@@ -74,7 +74,7 @@ class RayBridge:
                 return
 
     async def _open(self) -> None:
-        """One attempt, in a child of its own: what a failed one has started ends with it."""
+        """Make one attempt in a child of its own: whatever a failed attempt has started ends with its child."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = _spawn(theirs.fileno(), self._cluster)
@@ -112,7 +112,7 @@ class RayBridge:
         """See :meth:`RayCluster.infer`.
 
         Raises:
-            ReplicaGoneError: It ended, or Ray is gone.
+            ReplicaGoneError: The replica ended, or Ray is gone.
         """
         try:
             answer: dict[str, Any] = await self._ask("infer", application, replica, request, call)
@@ -126,7 +126,7 @@ class RayBridge:
         return found
 
     async def close(self) -> None:
-        """Leave the cluster; a local one ends. Safe to call twice."""
+        """Disconnect from the cluster; a local one ends. Safe to call twice."""
         if self._writer is None:
             return
         with suppress(ActuationError, TimeoutError):
@@ -135,7 +135,7 @@ class RayBridge:
         await self._end()
 
     def environ(self) -> dict[str, str]:
-        """Variables of the replicas: here they import what this process can import."""
+        """Environment variables of the replicas; in a local cluster these import what this process can import."""
         return self._environ()
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
@@ -152,7 +152,7 @@ class RayBridge:
             self._calls.pop(number, None)
 
     async def _read(self, reader: asyncio.StreamReader, process: subprocess.Popen[bytes]) -> None:
-        """Take answers until the child ends."""
+        """Receive answers until the child ends."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 length, number = ANSWER.unpack(await reader.readexactly(ANSWER.size))
@@ -175,7 +175,7 @@ class RayBridge:
                 call.set_exception(ActuationError(reason))
 
     async def _end(self) -> None:
-        """End the child, whatever it does."""
+        """Kill the child and wait for its end."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -212,7 +212,7 @@ def _answer_in(frame: bytes) -> tuple[str, Any]:
 
 
 def _settle(call: asyncio.Future[Any], kind: str, value: Any) -> None:
-    """Take over what the child answers."""
+    """Set the result or the error of a call from the child's answer."""
     if kind == "value":
         call.set_result(value)
     elif kind == "gone":

@@ -1,7 +1,7 @@
 """The process that is connected to Ray for a gateway.
 
 Started as ``python -m joulery.adapters.engines.ray_serve.bridge_worker FD PARENT MODULE:CLASS``. It reads pickled calls
-``(number, method, arguments)`` from a socket that only its parent has, makes them beside one another, and answers
+``(number, method, arguments)`` from a socket that only its parent has, runs them concurrently, and answers
 ``(kind, value)`` under the call's number. The first call is ``open`` with the :class:`RayPlace`. It ends with the
 socket, and the kernel ends it when its parent dies first; Ray ends it when the head stays away.
 """
@@ -35,7 +35,7 @@ class _Bridge:
         self.writer = writer
 
     async def answer(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        """Make one call and send what came of it."""
+        """Make one call and send its result or its error."""
         kind, value = "value", None
         try:
             if method == "open":

@@ -38,13 +38,13 @@ class RayCall:
 
 @dataclass(slots=True, eq=False)
 class RayReplica:
-    """One replica as Ray shows it.
+    """One replica, as Ray reports it.
 
     Attributes:
         app, rank: Its application, and its place in that application's plan.
         spec: What it runs.
-        info: Its own description.
-        unseen: Looks in which it was missed since it was last seen.
+        info: The description that it gives of itself.
+        unseen: Number of checks in which it was missing since it was last seen.
         server: Its place in the queue.
         inputs, outputs: What its model declares.
     """
@@ -64,12 +64,12 @@ class RayReplica:
 
     @property
     def id(self) -> str:
-        """As Ray calls it; another after a restart."""
+        """Its id in Ray; a restart changes it."""
         return str(self.info["id"])
 
     @property
     def name(self) -> str:
-        """As joulery calls it; the same after a restart."""
+        """Its id in joulery; a restart keeps it."""
         return f"{self.app}#{self.rank}"
 
     def new_server(self) -> Server[RayCall, RayReplica]:
@@ -77,7 +77,7 @@ class RayReplica:
         return Server(self, self.spec.variant, self.spec.batch, self.spec.max_delay_s)
 
     def become(self, rank: int, spec: ReplicaSpec, info: Mapping[str, Any]) -> None:
-        """Take over its own description."""
+        """Update the replica to a new rank, specification and description."""
         self.rank, self.spec, self.info = rank, spec, info
         self.server.become(self.new_server(), frozenset())
         self.inputs, self.outputs = (
@@ -86,7 +86,7 @@ class RayReplica:
         )
 
     def view(self, *, served: int, restarts: int, leaving: bool) -> ReplicaView:
-        """The public view of it."""
+        """The public view of this replica."""
         return ReplicaView(
             id=self.name,
             spec=self.spec,
@@ -108,11 +108,11 @@ def views(
     served: Mapping[tuple[str, int], int],
     restarts: Mapping[tuple[str, int], int],
 ) -> tuple[ReplicaView, ...]:
-    """Views of the replicas there are, and of those that are planned and missing; sorted by id.
+    """Views of the present replicas, and of planned ones that are missing; sorted by id.
 
     Args:
         plans: What each rank runs, by application.
-        found: Those there are.
+        found: The present replicas.
         served, restarts: Counts by application and rank.
     """
     shown, seen = [], set()
@@ -135,7 +135,7 @@ def runs(app: str, plan: Sequence[ReplicaSpec], found: Iterable[RayReplica]) -> 
 
 @dataclass(slots=True, eq=False)
 class RayService:
-    """One service: its queue, what it is to run, and when a batch that waits for more requests goes as it is."""
+    """One service: its queue, its variants, and the timer for a batch that waits for more requests."""
 
     queue: Dispatcher[RayCall, RayReplica]
     variants: frozenset[str] = frozenset()
@@ -143,7 +143,7 @@ class RayService:
 
 
 def out_of_time(ticket: Ticket[RayCall], away: str, retry_after_s: float) -> RequestError:
-    """The error of a request whose deadline came; where no replica could answer it, with the reason, ``away``."""
+    """The error of a request whose deadline passed; ``away`` is the reason where no replica could answer it."""
     if away:
         return RequestError(away, Outcome.UNAVAILABLE, retry_after_s=retry_after_s)
     return RequestError("the deadline came", Outcome.DEADLINE, attempts=ticket.attempts)
@@ -166,7 +166,7 @@ def queued(services: Mapping[str, RayService], at_0_s: float) -> tuple[QueuedReq
 
 
 def fail(ticket: Ticket[RayCall], error: RequestError) -> None:
-    """Give a request an error for an answer, unless it has one."""
+    """Answer a request with an error, unless it has an answer."""
     if not ticket.payload.answer.done():
         ticket.payload.answer.set_exception(error)
 
@@ -201,7 +201,7 @@ def response(
     """The response to a replica's answer.
 
     Raises:
-        RequestError: It answered with an error.
+        RequestError: The replica answered with an error.
     """
     variant, service_s, cpu_s = str(answer["variant"]), float(answer["s"]), float(answer["c"])
     if "e" in answer:
@@ -220,7 +220,7 @@ def response(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that must come."""
+    """Wait until a condition is true."""
     while True:
         if condition():
             return
@@ -228,5 +228,5 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def served_out(entry: RayService) -> bool:
-    """Whether a service that ends has nothing left to answer."""
+    """Whether a service continues, or has no waiting requests left."""
     return bool(entry.variants) or not entry.queue.waiting

@@ -1,8 +1,7 @@
-"""A Ray cluster as the engine needs it: started here or joined, its Serve applications declared over its REST API.
+"""Connection to a Ray cluster: starts or joins the cluster, and declares its Serve applications over its REST API.
 
-What is declared replaces everything that was declared before; applications that are not joulery's are declared again as
-they were. Declared changes of ``user_config`` and ``num_replicas`` keep the processes there are; ``serve.run`` would
-start all of them anew.
+A declaration replaces all earlier ones; applications that are not joulery's are declared again as they were. Declared
+changes of ``user_config`` and ``num_replicas`` keep the running processes; ``serve.run`` would restart all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _RAY_DEFAULTS = {
     # A busy machine needs more than Ray's minute to start the dashboard, and a cluster without one is none.
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
 }
-"""Ray's own settings, where the environment does not have them."""
+"""Values of Ray's environment variables where the environment does not set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,11 @@ class RayPlace:
 
 
 class ReplicaGoneError(Exception):
-    """A replica ended, or Ray cannot reach it; the message is what Ray calls that."""
+    """A replica ended, or Ray cannot reach it; the message is Ray's name for the error."""
 
 
 class RayCluster:
-    """A connection. Opens nothing before :meth:`open`.
+    """A connection to a Ray cluster. Opens nothing before :meth:`open`.
 
     Args:
         place: Where Ray runs.
@@ -106,7 +105,7 @@ class RayCluster:
         self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=30.0, trust_env=False)
 
     async def declare(self, applications: Sequence[Mapping[str, Any]]) -> None:
-        """Make these joulery's applications.
+        """Declare joulery's applications, in place of those declared before.
 
         Raises:
             ActuationError: Ray refuses them, or does not answer.
@@ -124,7 +123,7 @@ class RayCluster:
             del self._handles[name]
 
     async def applications(self) -> dict[str, Any]:
-        """Every application Ray Serve knows, by name.
+        """Every application of Ray Serve, by name.
 
         Raises:
             ActuationError: Ray does not answer.
@@ -157,7 +156,7 @@ class RayCluster:
         """The answer of one replica of an application; see :meth:`.replica.Instances.infer`.
 
         Raises:
-            ReplicaGoneError: It ended, or Ray cannot reach it.
+            ReplicaGoneError: The replica ended, or Ray cannot reach it.
         """
         from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
@@ -218,7 +217,7 @@ class RayCluster:
         return self._handles[application]
 
     async def close(self) -> None:
-        """Leave the cluster; a local one ends. Safe to call twice."""
+        """Disconnect from the cluster; a local one ends. Safe to call twice."""
         client, self._client = self._client, None
         if client is None:
             return
@@ -226,7 +225,7 @@ class RayCluster:
         await asyncio.to_thread(self._stop)
 
     def environ(self) -> dict[str, str]:
-        """Variables of the replicas: here they import what this process can import."""
+        """Environment variables of the replicas; in a local cluster these import what this process can import."""
         here = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)} if self.place.local else {}
         return {**here, **self.place.environ}
 

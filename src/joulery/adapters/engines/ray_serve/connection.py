@@ -17,15 +17,15 @@ _LOST_AFTER = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 9000),
 )
-"""A machine that vanishes closes nothing: after nine silent seconds the kernel does."""
+"""Socket options by which the kernel closes the connection to a lost machine after nine silent seconds."""
 
 
 class ReplicaConnection(asyncio.Protocol):
-    """The side that asks.
+    """The requesting side of a connection to a replica.
 
     Args:
-        leaving: Called once when the replica says that it takes no more requests. The connection is closed when those
-            on it are answered.
+        leaving: Called once when the replica reports that it takes no more requests. The connection is closed when
+            those on it are answered.
         closed: Called once when the connection has ended, with whether a request was on it.
     """
 
@@ -85,7 +85,7 @@ class ReplicaConnection(asyncio.Protocol):
         """Send a request and wait for its answer.
 
         Args:
-            number: The request's own; its answer has the same.
+            number: The request's number; its answer has the same.
             pieces: Its frame.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Replica counts on Ray that another scaler changed are set back to the plan's."""
+"""Correction of replica counts on Ray: counts that another scaler changed are set back to the plan's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from joulery.adapters.engines.ray_serve.replica import DEPLOYMENT
 from joulery.domain.errors import ActuationError
 
 SET_BACK_S = 10.0
-"""Between two looks at the replica counts that Ray is to keep."""
+"""Seconds between two checks of Ray's target replica counts."""
 
 
 class Scaling(Protocol):
-    """Knows and sets replica counts."""
+    """Reads and sets replica counts."""
 
     async def applications(self) -> dict[str, Any]:
         """See :meth:`.cluster.RayCluster.applications`."""
@@ -29,14 +29,14 @@ class Scaling(Protocol):
 
 
 class ReplicaCounts:
-    """Keeps the counts.
+    """Keeps Ray's replica counts at the plan's.
 
     Args:
-        cluster: Where they are kept.
+        cluster: Reads and sets the counts.
         now_s: The clock, seconds.
 
     Attributes:
-        remarks: What was set back, by application.
+        remarks: Messages about counts that were set back, by application.
     """
 
     def __init__(self, cluster: Scaling, now_s: Callable[[], float] = time.monotonic) -> None:

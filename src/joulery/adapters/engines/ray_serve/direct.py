@@ -1,14 +1,14 @@
-"""Requests to replicas on Ray over connections of joulery's own, as the embedded engine's go to its workers.
+"""Requests to replicas on Ray over joulery's own connections, as the embedded engine sends them to its workers.
 
-Ray's handle takes milliseconds of CPU time a request. A replica that may listens at a port of its node, and says at
-which; only who knows the replica's token is answered, and Ray alone passes that on. A replica that does not listen, or
-cannot be reached, is asked through Ray.
+Ray's handle takes milliseconds of CPU time a request. A replica that is allowed to listens at a port of its node, and
+reports the port. It answers only connections that present its token, which only Ray passes on. A replica that does not
+listen, or cannot be reached, gets its requests through Ray.
 
-No model runs twice for a request unless a replica dies under it. Each request has a number, which the replica keeps
-with its newest answer. When a connection breaks under a request, the same replica is asked again through Ray under the
-same number: one that lives answers what it has, or what it is about to have. Only where Ray says that it ended, or
-reaches it no more, does the request go elsewhere. A replica that Ray ends says so first: it answers what it holds, and
-gets nothing more.
+No model runs twice for a request unless a replica dies while it holds the request. Each request has a number, which the
+replica keeps with its newest answer. When a connection breaks during a request, the request is sent to the same replica
+through Ray under the same number: a living replica returns the answer that it has or is computing. The request goes to
+another replica only where Ray reports the end of this one, or cannot reach it. A replica that Ray ends reports that
+first: it answers the requests it holds, and gets no more.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from joulery.domain.errors import DataError
 from joulery.domain.serving.engine import InferRequest, Outcome
 
 RETRY_S = 30.0
-"""Between two attempts to reach a replica at its port."""
+"""Seconds between two attempts to reach a replica at its port."""
 _CONNECT_S = 2.0
 _VERDICT_S = 10.0
-"""Time limit for Ray to answer for a replica whose connection broke; the replica is given up then."""
+"""Time limit for an answer through Ray after a connection broke; the replica is then given up."""
 
 
 class Asked(Protocol):
-    """Asks a replica through Ray."""
+    """Sends requests to replicas through Ray."""
 
     async def infer(self, application: str, replica: str, request: InferRequest, call: str) -> dict[str, Any]:
         """See :meth:`.cluster.RayCluster.infer`."""
@@ -47,7 +47,7 @@ class DirectLines:
     """The connections to replicas.
 
     Args:
-        cluster: Asks those that cannot be reached otherwise.
+        cluster: Sends requests through Ray, to replicas that cannot be reached otherwise.
         leaving: Called with the id of a replica that takes no more requests.
         lost: Called with the id of a replica whose connection broke while it held no request.
         now_s: The clock, seconds; for attempts to connect.
@@ -73,11 +73,11 @@ class DirectLines:
         self.direct = self.through_ray = 0
 
     def up(self, replica: str) -> bool:
-        """Whether there is a connection to a replica: it lives."""
+        """Whether there is a connection to a replica, which is then alive."""
         return replica in self._lines
 
     def remarks(self) -> tuple[str, ...]:
-        """Reasons why replicas are asked through Ray, each once."""
+        """Reasons why requests go through Ray, each once."""
         return tuple(sorted(set(self._refusals.values())))
 
     async def reach(self, infos: Iterable[Mapping[str, Any]]) -> None:
@@ -101,10 +101,10 @@ class DirectLines:
         Args:
             application: Its application.
             info: Its description.
-            request: What it is asked.
+            request: The request.
 
         Raises:
-            ReplicaGoneError: It ended.
+            ReplicaGoneError: The replica ended.
         """
         replica = str(info["id"])
         if replica in self._left:
@@ -135,7 +135,7 @@ class DirectLines:
     async def _again(
         self, application: str, replica: str, request: InferRequest, call: str, cause: ConnectionError
     ) -> dict[str, Any]:
-        """The answer to a request under which the connection broke, from the same replica or not at all."""
+        """Send a request whose connection broke to the same replica again, through Ray; return its answer."""
         gone = ReplicaGoneError(str(cause) or type(cause).__name__)
         try:
             async with asyncio.timeout(_VERDICT_S):
@@ -186,7 +186,7 @@ class DirectLines:
         self._leaving_called(replica)
 
     def _closed(self, replica: str, line: ReplicaConnection, held: bool) -> None:
-        """A connection ended, with a request on it or without."""
+        """Handle the end of a connection; ``held`` states whether a request was on it."""
         if self._lines.get(replica) is not line:
             return
         del self._lines[replica]
@@ -195,19 +195,19 @@ class DirectLines:
             self._lost_called(replica)
 
     def drop(self, replica: str) -> None:
-        """Hang up on one replica."""
+        """Close the connection to one replica."""
         line = self._lines.pop(replica, None)
         if line is not None:
             line.hang_up()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for replica in tuple(self._lines):
             self.drop(replica)
 
 
 async def _asked(line: ReplicaConnection, replica: str, request: InferRequest, call: str) -> dict[str, Any]:
-    """A replica's answer on its connection.
+    """Send a request over a replica's connection and return the answer.
 
     Raises:
         ConnectionError: The connection broke.

@@ -1,6 +1,6 @@
 """Ray Serve as an engine: replicas on a Ray cluster, joulery's queue and gateway in front.
 
-One queue a service, from which free replicas pull, as in the embedded engine (:mod:`joulery.domain.serving.dispatch`);
+Free replicas pull from one queue per service, as in the embedded engine (:mod:`joulery.domain.serving.dispatch`);
 Ray starts, watches and ends the replicas. A changed mix on slices of one size is a changed plan: processes stay and
 load their new variant beside the old one. Other sizes are other deployments, which start before the old ones end.
 """
@@ -56,23 +56,23 @@ from joulery.domain.serving.engine import (
 from joulery.steady_time import unix_s
 
 _LOOK_S = 0.2
-"""Between two looks at replicas that are to change."""
+"""Seconds between two checks of replicas that are changing."""
 _LOOKS = 150
-"""Looks that an application which was taken out of the declaration gets to disappear in; Ray ends it later then."""
+"""Number of checks that wait for an undeclared application to disappear; after them Ray still ends it."""
 _PATIENCE = 20
-"""Looks that a replica with a request may be missed in before it is given up."""
+"""Number of checks in which a replica with a request may be missing before it is given up."""
 _WATCH_S = 1.0
-"""Between two looks at replicas that are not."""
+"""Seconds between two checks of replicas that are not changing."""
 _RETRY_LOST_S = 5.0
-"""Between two attempts to reach a cluster that is gone."""
+"""Seconds between two attempts to reach a cluster that is gone."""
 _NONE_RUNS = "no replica of the service runs now; Ray starts them again"
-"""Known as soon as connections break; that the cluster is gone only at the next look."""
+"""This is known as soon as connections break; the loss of the cluster only at the next check."""
 _RETRY_AFTER_S = 1.0
-"""Wait that a refused client is asked for; service times that would give a better one are not kept."""
+"""Seconds that a refused client is asked to wait; service times, for a better estimate, are not kept."""
 
 
 class RayServeEngine:
-    """Replicas on Ray Serve. Implements :class:`joulery.domain.ports.Engine`.
+    """Engine with replicas on Ray Serve. Implements :class:`joulery.domain.ports.Engine`.
 
     Args:
         settings: Its limits.
@@ -107,7 +107,7 @@ class RayServeEngine:
         return queued(self._services, unix_s() - time.monotonic())
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
-        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
+        """Set the limit past which requests for a service are refused; None for the engine's own limit."""
         found = self._services.get(service)
         self._limits.change(service, limit, found.queue if found else None)
 
@@ -138,7 +138,7 @@ class RayServeEngine:
         """The answer of the next free replica.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` gives the reason.
         """
         arrival_s = unix_s()
         entry, kind = self._admit(service, request)
@@ -206,7 +206,7 @@ class RayServeEngine:
             )
 
     async def close(self) -> None:
-        """Let running requests finish within ``drain_s``, give up those that wait, leave nothing behind."""
+        """Let running requests finish within ``drain_s``, fail waiting ones, and end all replicas."""
         self._closed = True
         for entry in self._services.values():
             for ticket in entry.queue.drop_waiting():
@@ -226,10 +226,10 @@ class RayServeEngine:
             await self._cluster.close()
 
     def _admit(self, service: str, request: InferRequest) -> tuple[RayService, Hashable]:
-        """The service of a request, and with which others the request can be joined; None for with none.
+        """The service of a request, and the kind of requests it can be joined with; None for no other.
 
         Raises:
-            RequestError: It cannot be answered here.
+            RequestError: The request cannot be answered here.
         """
         entry = self._services.get(service)
         if self._closed:
@@ -260,7 +260,7 @@ class RayServeEngine:
         entry.ripe = later(wait_s, self._pump, entry) if wait_s < math.inf else None
 
     async def _send(self, entry: RayService, server: Server[RayCall, RayReplica]) -> None:
-        """Send a replica what it took, one request or a batch, and handle the answer."""
+        """Send a replica the request or batch that it took, and handle the answer."""
         replica, start_s, tickets = server.payload, unix_s(), list(server.held)
         calls = [ticket.payload for ticket in tickets]
         for call in calls:
@@ -304,7 +304,7 @@ class RayServeEngine:
 
     @property
     def _ended(self) -> str:
-        """Reason why Ray ended a replica: while a change is under way because that asks for it, which is no restart."""
+        """Reason why Ray ended a replica; empty during a change, which ends replicas itself: that is not a restart."""
         return "" if self._changing.locked() else "Ray ended it"
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
@@ -313,7 +313,7 @@ class RayServeEngine:
         task.add_done_callback(self._sending.discard)
 
     def _lost(self, entry: RayService | None, replica: RayReplica, reason: str) -> None:
-        """A replica is gone, as far as the queue is concerned; the next look brings back what is there."""
+        """Remove a replica from the queue as lost; the next check adds it again if it still exists."""
         if entry is not None and replica.server in entry.queue.servers:
             for ticket in entry.queue.lose(replica.server):
                 fail(ticket, RequestError(reason, Outcome.CRASHED, variant=replica.spec.variant, attempts=2))
@@ -324,7 +324,7 @@ class RayServeEngine:
             self._pump(entry)
 
     def _leaves(self, replica_id: str) -> None:
-        """A replica says that Ray ends it: it answers what it holds, and gets nothing more."""
+        """Handle a report that Ray ends a replica: it answers the requests it holds, and gets no more."""
         self._gone_s[replica_id] = math.inf
         replica = self._found.get(replica_id)
         if replica is not None and replica.server.held:
@@ -333,7 +333,7 @@ class RayServeEngine:
             self._lost(self._services.get(replica.spec.service), replica, self._ended)
 
     def _line_lost(self, replica_id: str) -> None:
-        """The connection to a replica broke; one that has just been given a request finds out by itself."""
+        """Handle a broken connection to a replica; if it holds a request, that request detects the loss."""
         self._gone_s[replica_id] = time.monotonic()
         replica = self._found.get(replica_id)
         if replica is not None and not replica.server.held:
@@ -350,7 +350,7 @@ class RayServeEngine:
                 await self._cluster.scale(app.name, DEPLOYMENT, len(app.plan))
 
     async def _until_ready(self, wanted: Mapping[str, RayApp]) -> None:
-        """Wait until Ray runs all of these.
+        """Wait until Ray runs all of these applications.
 
         Raises:
             ConfigError, DataError, CapabilityError: A model cannot be loaded.
@@ -373,7 +373,7 @@ class RayServeEngine:
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self, wanted: Mapping[str, RayApp] | None = None) -> None:
-        """See which replicas there are and what each runs.
+        """Update, from Ray, which replicas exist and what each runs.
 
         Args:
             wanted: The applications that are starting, where they differ from those that serve; their errors raise.
@@ -421,7 +421,7 @@ class RayServeEngine:
             there.become(int(info["rank"]), spec, info)
 
     def _take_over(self, apps: Mapping[str, RayApp]) -> None:
-        """Let the replicas of these applications pull."""
+        """Let the replicas of these applications take requests."""
         for replica in self._found.values():
             entry = self._services.get(replica.spec.service)
             ends = self._gone_s.get(replica.id, -math.inf) == math.inf
@@ -433,7 +433,7 @@ class RayServeEngine:
             self._pump(entry)
 
     async def _end(self, leaving: set[str], wanted: Mapping[str, RayApp]) -> None:
-        """Old applications finish what they hold, then end; services that end answer what they accepted."""
+        """End old applications after they have answered what they hold, and ending services what they accepted."""
         if not leaving:
             return
         going = [replica for replica in self._found.values() if replica.app in leaving]
@@ -464,7 +464,7 @@ class RayServeEngine:
                 await asyncio.sleep(_RETRY_LOST_S)
 
     async def _returned(self) -> bool:
-        """Whether Ray, which was gone, is there again with the replicas that there were; requests wait meanwhile."""
+        """Try to reconnect to Ray and restore its replicas; return whether it succeeded. Requests wait meanwhile."""
         async with self._changing:
             self._forget_lost()
             try:
@@ -480,9 +480,9 @@ class RayServeEngine:
         return True
 
     def _forget_lost(self) -> None:
-        """Forget the replicas of a cluster that is gone; what they held waits for others, once.
+        """Remove the replicas of a cluster that is gone; the requests they held wait for others, once.
 
-        Replicas whose connections are up serve on for as long as these are.
+        Replicas whose connections are up continue to serve for as long as these are up.
         """
         if not self._cluster.lost:
             return

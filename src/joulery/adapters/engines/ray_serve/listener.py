@@ -1,4 +1,4 @@
-"""The side of a replica on Ray that answers requests on connections of joulery's own; see :mod:`.direct`."""
+"""The answering side of joulery's own connections to replicas on Ray; see :mod:`.direct`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def this_machine() -> str:
 
 
 class Listener:
-    """Listens from now on; each connection has a thread.
+    """Server for joulery's connections to a replica, with a thread for each; listens as soon as it is created.
 
     Args:
         host: Address of this machine to listen at.
         answer: Answers one request.
 
     Raises:
-        OSError: There is no listening at that address.
+        OSError: It cannot listen at that address.
 
     Attributes:
         place: Host, port, the token that a connection begins with, and the machine (:func:`this_machine`).
@@ -103,9 +103,9 @@ class Listener:
             return encode({**answer, "e": message, "o": outcome.value}, {})
 
     def leave(self) -> None:
-        """Say on every connection that no more requests are taken; returns when all are closed by the other side.
+        """Announce on every connection that no more requests are taken; return when the other side has closed all.
 
-        Requests that come meanwhile are answered.
+        Requests that arrive meanwhile are answered.
         """
         self.close()
         with self._changed:

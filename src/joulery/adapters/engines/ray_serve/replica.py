@@ -23,16 +23,16 @@ from joulery.domain.serving.tensors import Tensor
 
 DEPLOYMENT = "Instances"
 ONGOING = 16
-"""Requests Ray may hand to a replica at once. One comes at a time; a limit of 1 makes Ray poll and back off."""
+"""Requests Ray may hand to a replica at once. One arrives at a time; a limit of 1 makes Ray poll and back off."""
 _CALLERS = 8
-"""Callers of which a replica keeps the newest answer; there is one unless gateways follow one another."""
+"""Number of callers whose newest answer a replica keeps; there is one unless a gateway replaces another."""
 
 
 def app(arguments: Mapping[str, Any]) -> Any:
-    """The application Ray builds: one deployment, everything about it set from outside.
+    """Build the application for Ray: one deployment, configured from outside.
 
     Args:
-        arguments: None are needed.
+        arguments: Not used.
     """
     from ray import serve
 
@@ -40,7 +40,7 @@ def app(arguments: Mapping[str, Any]) -> Any:
 
 
 class Instances:
-    """The replica."""
+    """The replica, as a class that Ray Serve deploys."""
 
     def __init__(self) -> None:
         self._id = ""
@@ -56,10 +56,10 @@ class Instances:
         self._served = 0
 
     async def reconfigure(self, config: Mapping[str, Any], rank: Any) -> None:
-        """Become what the plan says for this rank.
+        """Load the model that the plan has for this rank.
 
         Ray ends a replica when its ``reconfigure`` raises, and the service with it. A model that cannot be loaded is
-        therefore reported by :meth:`describe`, and the one before serves on.
+        therefore reported by :meth:`describe`, and the former model continues to serve.
         """
         if config.get("direct") and self._listener is None:
             host = _own_address() if config["direct"] == NODE_ADDRESS else LOOPBACK
@@ -120,7 +120,7 @@ class Instances:
         }
 
     def __del__(self) -> Any:
-        """Ray ends the replica: it is left by those who are connected to it. Ray calls this once and awaits it."""
+        """Wait until clients have closed their connections. Ray calls and awaits this once when it ends the replica."""
         listener, self._listener = self._listener, None
         return None if listener is None else asyncio.to_thread(listener.leave)
 
@@ -133,9 +133,9 @@ class Instances:
             inputs: Arrays by name.
             outputs: Names wanted; empty for all.
             variant: The only one that may answer; empty for any.
-            replica: Which replica is meant, for the router; another answers nothing.
-            call: The request's number, ``CALLER/NUMBER``; empty for none. The newest of each caller is answered again
-                with the answer that there is, and no model runs twice for it.
+            replica: Id of the replica that is meant, for the router; another one runs no model.
+            call: The request's number, ``CALLER/NUMBER``; empty for none. A repeat of a caller's newest request gets
+                the stored answer: no model runs twice for it.
 
         Returns:
             ``variant``, ``s`` and ``c`` (seconds and CPU seconds), and ``y`` (arrays by name) or ``e`` and ``o`` (error
@@ -146,7 +146,7 @@ class Instances:
         return await asyncio.to_thread(self._one, inputs, outputs, variant, replica, call)
 
     def _asked(self, frame: Frame) -> dict[str, Any]:
-        """The answer of a request that came on a connection of its own."""
+        """Answer a request that arrived on one of joulery's own connections."""
         header = frame.header
         outputs, call = tuple(header.get("w", ())), str(header.get("n", ""))
         return self._one(frame.tensors, outputs, str(header["v"]), str(header["id"]), call)

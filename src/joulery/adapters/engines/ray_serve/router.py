@@ -12,10 +12,10 @@ from ray.serve.request_router import RequestRouter
 
 
 class ToReplica(RequestRouter):  # type: ignore[misc]
-    """Ray Serve's extension point for routing (alpha)."""
+    """Router to the replica that a request names; Ray Serve's extension point for routing (alpha)."""
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
-        """The replica named by the request. Any other sends the request back: better than a search without an end."""
+        """The replica that the request names, else all: another one sends the request back, which ends the search."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True

@@ -15,7 +15,7 @@ class RaySettings:
 
     Attributes:
         place: Where Ray runs.
-        claim_ratio: CPUs a replica claims in Ray's books for each core of its slice; at most 0.5 where old and new
+        claim_ratio: CPUs a replica claims from Ray for each core of its slice; at most 0.5 where old and new
             replicas must fit side by side.
         queue: Requests that may wait for one service.
         deadline_s: A request that names no shorter limit is answered within this.
@@ -37,7 +37,7 @@ class RaySettings:
 
     @property
     def listens(self) -> str:
-        """Address at which replicas listen: ``127.0.0.1``, ``node`` (at their node's address), or nowhere."""
+        """Address at which replicas listen: ``127.0.0.1``, ``node`` (at their node's address), or empty for nowhere."""
         if self.direct is False:
             return ""
         return NODE_ADDRESS if self.direct and not self.place.local else LOOPBACK

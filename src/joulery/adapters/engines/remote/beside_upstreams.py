@@ -1,7 +1,7 @@
 """The variants of a service that run on this machine, beside others on upstream servers.
 
-This machine is one more server of the service: replicas on its cores keep all of its variants of this machine loaded,
-and a request that the service sends here names the variant that is to answer it.
+This machine acts as one more server of the service: replicas on its cores keep all variants of this machine loaded, and
+a request that the service sends here names the variant that answers it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Cores = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 class LocalVariants:
-    """Variants of this machine, asked by name.
+    """The variants of services that run on this machine.
 
     Args:
-        engine: Runs them, and nothing else.
+        engine: Engine that runs only these variants.
         cores: The CPU cores of each replica of a service.
     """
 
@@ -49,7 +49,7 @@ class LocalVariants:
         return frozenset((service, name, ref) for service, known in self._models.items() for name, ref in known.items())
 
     def view(self, service: str, variant: str) -> ReplicaView | None:
-        """A replica that keeps a variant loaded, a ready one where there is one; None for none."""
+        """A replica that keeps a variant loaded, a ready one if possible; None where there is none."""
         views = [
             view
             for view in self._engine.replicas()
@@ -63,10 +63,10 @@ class LocalVariants:
         return found is not None and found.state is ReplicaState.READY
 
     async def apply(self, models: Iterable[tuple[str, str, ModelRef]]) -> float:
-        """Keep these variants of these services loaded, and no others; CPU seconds that this took.
+        """Keep these variants of these services loaded, and no others; return the CPU seconds spent.
 
         Raises:
-            JouleryError: One cannot be loaded; the former ones stay.
+            JouleryError: A variant cannot be loaded; the former ones stay.
         """
         wanted: dict[str, dict[str, ModelRef]] = {}
         for service, name, model in sorted(models):
@@ -95,7 +95,7 @@ class LocalVariants:
         """The answer of the variant that a request names; ``cpu_s`` are CPU seconds of this machine.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` gives the reason.
         """
         start_s = asyncio.get_running_loop().time()
         try:

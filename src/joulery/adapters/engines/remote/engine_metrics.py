@@ -20,10 +20,10 @@ _GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 
 
 def engine_load(exposition: str) -> EngineLoad | None:
-    """The load in an exposition; None where it has neither engine's names.
+    """The load in a Prometheus exposition; None where it has neither engine's metrics.
 
     Raises:
-        ValueError: It is no exposition.
+        ValueError: The text is not an exposition.
     """
     values: dict[str, list[float]] = {}
     for family in text_string_to_metric_families(exposition):

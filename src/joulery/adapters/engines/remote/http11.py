@@ -22,7 +22,7 @@ _MAX_BUFFERED_BYTES = 1 << 18
 
 
 class Http11Transport(httpx.AsyncBaseTransport):
-    """Sends each request over a connection of its own.
+    """Transport that sends each request over a connection of its own.
 
     Args:
         host, port: The server.
@@ -103,11 +103,11 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the connection is open."""
+        """Handle the opened connection (asyncio callback)."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: a part of the response has arrived."""
+        """Parse received bytes of the response (asyncio callback)."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -119,27 +119,27 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the connection is closed. A body without a length ends here."""
+        """Handle the end of the connection, which ends a body without a length (asyncio callback)."""
         if self._head_done and not self._complete and self._ends_with_connection():
             self._complete = True
         self._fail("the connection ended before the response did" if exc is None else str(exc))
         self._wake()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """httptools: a header."""
+        """Store a header (httptools callback)."""
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """httptools: the head is complete."""
+        """Handle a complete head (httptools callback)."""
         self._head_done = self._parser.get_status_code() >= 200
 
     def on_body(self, body: bytes) -> None:
-        """httptools: bytes of the body, without chunk framing."""
+        """Store bytes of the body, without chunk framing (httptools callback)."""
         self._pieces.append(body)
         self.buffered_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """httptools: the response is complete; an interim response (1xx) is skipped."""
+        """Handle a complete response; skip an interim one, status 1xx (httptools callback)."""
         if self._parser.get_status_code() < 200:
             self.headers, self._head_done = [], False
             return

@@ -1,4 +1,4 @@
-"""A GGUF model on this machine's CPU: llama.cpp in a process of its own, asked like any OpenAI-compatible server."""
+"""A GGUF model on this machine's CPU: llama.cpp in a process of its own, used like any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOW = "pip install 'joulery[llm]'"
 WORKER = "joulery.adapters.engines.remote.llama_worker"
 _LEAVE_S = 2.0
 _NOTICE_S = 3.0
-"""Time limit after a broken connection for a process to be seen to have died."""
+"""Time to wait after a broken connection for the end of the process."""
 _RESTART_S, _RESTART_MAX_S = 0.1, 10.0
 
 
@@ -46,7 +46,7 @@ class LlamaSettings:
         name: What it is called in answers.
         threads: Threads of one step.
         max_num_seqs: Requests in one batch.
-        context_tokens: Prompt and answer of one request at most.
+        context_tokens: Maximum tokens of prompt and answer of one request.
         launch_s: How long it may take to load, and a request may wait for it to come back after a crash.
         stderr: File descriptor for what it prints; None for standard error.
     """
@@ -97,7 +97,7 @@ class LlamaEngine:
 
     @property
     def dialect(self) -> Dialect:
-        """It works on what it is given."""
+        """Its priority scheme: none."""
         return Dialect.PLAIN
 
     @property
@@ -114,24 +114,24 @@ class LlamaEngine:
 
         Raises:
             CapabilityError: llama.cpp is not installed, or cannot load the model.
-            ActuationError: It died, or took too long.
+            ActuationError: The process died, or took too long.
         """
         await self._spawn()
         self._life = asyncio.get_running_loop().create_task(self._live(), name=f"llama.cpp {self.pid}")
 
     async def load(self) -> EngineLoad | None:
-        """None: joulery alone sends it requests, and knows them."""
+        """None: joulery sends all of its requests itself, and so has its load."""
         return None
 
     @property
     def pauses(self) -> bool:
-        """It continues interrupted answers from its cache."""
+        """True: it continues interrupted answers from its cache."""
         return True
 
     async def generate(
         self, request: GenerationRequest, priority: int | None, pause: Callable[[], bool] | None = None, /
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """The answer as it comes; a request waits for a process that is being started again."""
+        """The answer as it arrives; a request waits for a process that is being started again."""
         prompts = request.body.get("prompt") if request.kind is GenerationKind.COMPLETION else None
         if isinstance(prompts, list) and len(prompts) > 1 and not isinstance(prompts[0], int):
             # llama.cpp would write every answer and then send none of them.
@@ -174,7 +174,7 @@ class LlamaEngine:
         self._up.set()  # wakes the requests that still wait; they find the engine closed
 
     async def _notice(self, gone: asyncio.Event) -> None:
-        """After a broken connection, keep new requests from a process that may be about to end."""
+        """After a broken connection, wait briefly; keep new requests from the process if it has ended."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_NOTICE_S):
                 await gone.wait()
@@ -182,7 +182,7 @@ class LlamaEngine:
             self._up.clear()
 
     async def _live(self) -> None:
-        """From one process to the next."""
+        """Start a new process whenever one ends."""
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
@@ -244,7 +244,7 @@ class LlamaEngine:
         )
 
     async def _end(self) -> None:
-        """The process, if there is one, is gone and forgotten."""
+        """End the process, if there is one, and clear its state."""
         self._up.clear()
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -282,7 +282,7 @@ def _process_cpu_s(pid: int) -> float:
 
 
 async def _first_line(process: subprocess.Popen[bytes]) -> bytes:
-    """The line it prints when it is up; empty when it ends first."""
+    """The line that a process prints when it is ready; empty when it ends first."""
     assert process.stdout is not None
     loop = asyncio.get_running_loop()
     found: asyncio.Future[None] = loop.create_future()
@@ -308,7 +308,7 @@ async def _first_line(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> asyncio.Event:
-    """Set when the process has ended; until it is waited for, its number stays its own."""
+    """An event that is set when the process has ended; its id is not reused until it is waited for."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     descriptor = os.pidfd_open(process.pid)

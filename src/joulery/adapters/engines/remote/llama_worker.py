@@ -16,7 +16,7 @@ from typing import Any
 from joulery.adapters.engines.embedded.worker import die_with
 
 _CACHE_MIB = 2048
-"""Memory at most for the states of interrupted and earlier prompts."""
+"""Maximum memory for the states of interrupted and earlier prompts."""
 
 
 def main(arguments: list[str]) -> int:

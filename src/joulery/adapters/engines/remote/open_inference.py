@@ -1,12 +1,12 @@
-"""Any server that speaks the Open Inference Protocol (Triton, KServe, another joulery) as an engine.
+"""Engine for servers of the Open Inference Protocol (Triton, KServe, another joulery).
 
 The server has its own queue and batcher; nothing is queued here a second time. A request goes to the replica with the
-fewest under way. A server that was not reached gets none until it answers that it is ready again (asked with growing
-pauses), unless no other is left. Models are known by address, ``http://HOST:PORT/MODEL`` or
-``http://HOST:PORT/MODEL/VERSION``; one that is not loaded is loaded through the server's repository API, and only such
-a one is unloaded at the end.
+fewest running. A server that was not reached gets none until it reports that it is ready again (it is probed with
+growing pauses), unless no other is left. Models are identified by address, ``http://HOST:PORT/MODEL`` or
+``http://HOST:PORT/MODEL/VERSION``. A model that is not loaded is loaded through the server's repository API; only such
+models are unloaded at the end.
 
-What a request costs on the server is not known here: its CPU seconds are NaN, never 0.
+The cost of a request on the server is not known here: its CPU seconds are NaN, never 0.
 
 Source: KServe, Open Inference Protocol (V2), REST; Triton's extensions for binary tensors, model repositories and
 request parameters (``timeout``, in microseconds).
@@ -49,7 +49,7 @@ _OUTCOMES: Final = {
     503: Outcome.UNAVAILABLE,
     504: Outcome.DEADLINE,
 }
-"""Outcome by status; any other says that the model failed."""
+"""Outcome by HTTP status; any other status means that the model failed."""
 _TIMEOUT_S = 1e6
 
 
@@ -58,11 +58,11 @@ class OpenInferenceSettings:
     """Limits of the engine.
 
     Attributes:
-        queue: Requests that may be under way for one service.
+        queue: Requests that may run for one service.
         deadline_s: A request that names no shorter limit is answered within this.
-        drain_s: How long ``close`` waits for requests under way.
+        drain_s: How long ``close`` waits for running requests.
         load_s: How long a model may take to load.
-        probe_s: Pause before a server that was not reached is asked whether it is ready; doubles up to ``probe_max_s``.
+        probe_s: Pause before a server that was not reached is probed for readiness; doubles up to ``probe_max_s``.
         probe_max_s: The longest pause.
         token: Bearer token of the servers; None for none.
         absent_ok: Whether a model that is not reached at first is waited for, as long as another of its service is
@@ -94,10 +94,10 @@ class Place(NamedTuple):
 
 
 def place_of(location: str) -> Place:
-    """The place that an address names.
+    """Parse the address of a served model.
 
     Raises:
-        ConfigError: It is no such address.
+        ConfigError: The text is not such an address.
     """
     parts = urlsplit(location)
     names = [name for name in parts.path.split("/") if name]
@@ -123,18 +123,18 @@ class _Remote:
         self.probing: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """A request is under way."""
+        """Count a request as running."""
         self.busy += 1
         self.idle.clear()
 
     def end(self) -> None:
-        """It is over."""
+        """Count a request as ended."""
         self.busy -= 1
         if not self.busy:
             self.idle.set()
 
     def view(self) -> ReplicaView:
-        """The public view of it."""
+        """The public view of this model."""
         return ReplicaView(
             id=self.name,
             spec=self.spec,
@@ -149,14 +149,14 @@ class _Remote:
 
 
 class OpenInferenceEngine:
-    """Models on other servers. Implements :class:`joulery.domain.ports.Engine`.
+    """Engine with models on other servers. Implements :class:`joulery.domain.ports.Engine`.
 
     Args:
         settings: Its limits.
-        transport: How to reach the servers; a test's own.
+        transport: Replaces the connection to the servers in tests.
 
     Attributes:
-        served_elsewhere: Services with models that another engine runs: theirs here may all be absent at first.
+        served_elsewhere: Services that another engine runs models of: all of their models here may be absent at first.
     """
 
     def __init__(
@@ -177,14 +177,14 @@ class OpenInferenceEngine:
         self.served_elsewhere: frozenset[str] = frozenset()
 
     def replicas(self) -> tuple[ReplicaView, ...]:
-        """Every served model now, in the order they came."""
+        """Every served model now, in the order of addition."""
         return tuple(remote.view() for remote in self._remotes)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
-        """The answer of the replica with the fewest requests under way; tried at another one where it is not reached.
+        """The answer of the replica with the fewest running requests; another is tried where that one is not reached.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` gives the reason.
         """
         arrival_s = unix_s()
         body, headers = encoded(request)
@@ -237,7 +237,7 @@ class OpenInferenceEngine:
             )
 
     async def close(self) -> None:
-        """Let requests under way finish within ``drain_s``; unload what was loaded for this engine."""
+        """Let running requests finish within ``drain_s``; unload the models that were loaded for this engine."""
         if self._closed:
             return
         self._closed = True
@@ -302,7 +302,7 @@ class OpenInferenceEngine:
         )
 
     def leave_aside(self, service: str, variant: str, why: str) -> None:
-        """Leave the servers of a variant aside until they say that they are ready again."""
+        """Avoid the servers of a variant until they report that they are ready again."""
         for remote in self._remotes:
             if (remote.spec.service, remote.spec.variant) == (service, variant):
                 self._wait_for(remote, why)
@@ -311,13 +311,13 @@ class OpenInferenceEngine:
         self._wait_for(remote, str(error) or type(error).__name__)
 
     def _wait_for(self, remote: _Remote, why: str) -> None:
-        """Leave a server aside until it says that it is ready again."""
+        """Avoid a server until it reports that it is ready again."""
         remote.state, remote.last_error = ReplicaState.RESTARTING, why
         if remote.probing is None or remote.probing.done():
             remote.probing = asyncio.get_running_loop().create_task(self._probe(remote), name=f"probe {remote.name}")
 
     async def _probe(self, remote: _Remote) -> None:
-        """Ask a server that was not reached, with growing pauses, until its model is ready."""
+        """Probe a server that was not reached, with growing pauses, until its model is ready."""
         pause_s = self.settings.probe_s
         while remote.state is ReplicaState.RESTARTING:
             await asyncio.sleep(pause_s)
@@ -349,7 +349,7 @@ class OpenInferenceEngine:
         """Raise unless every service has a model that is reached, or was served before.
 
         Raises:
-            CapabilityError: One has none.
+            CapabilityError: A service has no such model.
         """
         ready = {remote.spec.service for remote in fresh if remote.state is ReplicaState.READY}
         ready |= served | self.served_elsewhere
@@ -366,7 +366,7 @@ class OpenInferenceEngine:
 
         Raises:
             CapabilityError: Its server is not reached.
-            ActuationError: It cannot be loaded.
+            ActuationError: The model cannot be loaded.
         """
         place = remote.place
         try:
@@ -383,11 +383,11 @@ class OpenInferenceEngine:
         remote.state = ReplicaState.READY
 
     async def _describe(self, remote: _Remote) -> None:
-        """Learn what a model takes and gives.
+        """Read a model's inputs, outputs and platform.
 
         Raises:
             httpx.HTTPError: Its server is not reached.
-            ActuationError: It is not described.
+            ActuationError: The server does not describe the model.
         """
         place = remote.place
         described = await self._client.get(f"{place.server}{place.path}")
@@ -414,7 +414,7 @@ class OpenInferenceEngine:
         remote.loaded_here = True
 
     async def _leave(self, remote: _Remote) -> None:
-        """Let what is under way finish, then unload."""
+        """Let running requests finish within ``drain_s``, then unload the model."""
         if remote.probing is not None:
             remote.probing.cancel()
         try:
@@ -425,7 +425,7 @@ class OpenInferenceEngine:
         await self._unload(remote)
 
     async def _unload(self, remote: _Remote) -> None:
-        """Undo what was loaded for this engine; a server that is gone has nothing to undo."""
+        """Unload a model that was loaded for this engine; an unreachable server is ignored."""
         if not remote.loaded_here:
             return
         remote.loaded_here = False

@@ -1,4 +1,4 @@
-"""Bodies of the Open Inference Protocol as its client sends and reads them: tensors in binary, JSON where it must be.
+"""Encoding and decoding of bodies of the Open Inference Protocol for a client: tensors in binary, otherwise JSON.
 
 Source: KServe, Open Inference Protocol (V2), REST; Triton's extensions for binary tensors and request parameters
 (``timeout``, in microseconds).
@@ -52,7 +52,7 @@ def decoded(headers: Mapping[str, str], body: bytes) -> dict[str, Tensor]:
     """The outputs in an answer.
 
     Raises:
-        DataError, ValueError, KeyError, TypeError: It is none.
+        DataError, ValueError, KeyError, TypeError: The body is not a valid answer.
     """
     length = int(headers.get(_HEADER_LENGTH, len(body)))
     content = orjson.loads(body[:length])
@@ -80,10 +80,10 @@ def _of_json(data: Any, datatype: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def specs(entries: Any) -> tuple[TensorSpec, ...]:
-    """Declared tensors.
+    """Parse the declarations of tensors.
 
     Raises:
-        ValueError, KeyError, TypeError: They are none.
+        ValueError, KeyError, TypeError: The entries are not such declarations.
     """
     return tuple(
         TensorSpec(str(entry["name"]), str(entry["datatype"]), tuple(int(size) for size in entry["shape"]))

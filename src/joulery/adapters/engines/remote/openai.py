@@ -1,4 +1,4 @@
-"""Any server that speaks the OpenAI API, as an engine: one request in, its answer or its stream out.
+"""Engine for servers of the OpenAI API: sends a request, returns its answer or its stream.
 
 Every answer is read as a stream, also for a client that wants it whole: so tokens are counted, and energy is charged,
 while they are generated. Each fault has its own status: the connection is refused or breaks (502), the server
@@ -40,7 +40,7 @@ PATHS = {
     GenerationKind.EMBEDDING: "/v1/embeddings",
 }
 _CONTENT_KEYS = {GenerationKind.RESPONSE: "output", GenerationKind.EMBEDDING: "data"}
-"""Key of an answer's content; ``choices`` of all others."""
+"""Key of an answer's content by kind; ``choices`` for all other kinds."""
 _LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 _MAX_ANSWER_BYTES = 64 << 20
 _PROBES = 3
@@ -56,12 +56,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server and how to talk to it.
+    """A server, and the settings of connections to it.
 
     Attributes:
         url: Its address, without ``/v1``.
         model: Its name for the model.
-        dialect: How it takes priorities.
+        dialect: Its priority scheme.
         token: Bearer token to send; empty for none.
         connect_s: How long it may take to accept a connection, or to answer a probe.
         stall_s: How long it may be silent: once a stream has begun, before it is given up; before that, or while it
@@ -125,7 +125,7 @@ class OpenAiEngine:
         return self._cpu_s()
 
     async def load(self) -> EngineLoad | None:
-        """The load of vLLM and SGLang by their ``/metrics``; None of other servers, and where it cannot be read."""
+        """The load of vLLM and SGLang by their ``/metrics``; None for other servers, and where it cannot be read."""
         if not self.dialect.orders:
             return None
         try:
@@ -150,7 +150,7 @@ class OpenAiEngine:
 
     @property
     def pauses(self) -> bool:
-        """No: whether a server continues an answer, and from a cache, is not known."""
+        """False: it is unknown whether a server continues an answer, and from a cache."""
         return False
 
     async def generate(
@@ -175,7 +175,7 @@ class OpenAiEngine:
 
     @asynccontextmanager
     async def _faults(self) -> AsyncIterator[None]:
-        """Turn what a transport raises into what a client may know; the address goes to the log alone."""
+        """Turn errors of the transport into errors for clients; only the log contains the address."""
         try:
             yield
         except httpx.TimeoutException as error:
@@ -243,7 +243,7 @@ class OpenAiEngine:
         return orjson.dumps(body)
 
     async def _patient(self, arrival: Coroutine[Any, Any, T], *, waits: bool = True) -> T:
-        """Wait for something to arrive: at most ``stall_s``; longer where waiting is no fault and a probe is answered.
+        """Wait for something to arrive: at most ``stall_s``, or longer if ``waits`` is true and probes are answered.
 
         Raises:
             httpx.ReadTimeout: The server is silent.
@@ -262,9 +262,9 @@ class OpenAiEngine:
                 await asyncio.gather(pending, return_exceptions=True)
 
     async def _answers_probe(self) -> bool:
-        """Whether the server lives: a request that waits in its queue is silent, too.
+        """Whether the server is alive: while a request waits in its queue, it is silent, too.
 
-        Requests that wait at the same time share one probe. A busy server may miss one: three in a row count.
+        Requests that wait at the same time share one probe. A busy server may miss one: only three in a row count.
         """
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe(), name="probe")
@@ -329,7 +329,7 @@ class OpenAiEngine:
             yield piece
 
     def _checked(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The message, unless it is an error or another model's."""
+        """Return the message; raise RequestError where it is an error or from another model."""
         error = data.get("error")
         if error:
             text = error.get("message", error) if isinstance(error, dict) else error

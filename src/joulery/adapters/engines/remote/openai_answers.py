@@ -17,11 +17,11 @@ _JOINED_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 
 
 class StreamError(Exception):
-    """The stream breaks the format; the message says how."""
+    """The stream violates the format; the message states how."""
 
 
 async def sse_messages(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bool]]:
-    """The data of each server-sent event, and whether a further one came with it. Comments are skipped.
+    """The data of each server-sent event, and whether another event arrived with it. Comments are skipped.
 
     Raises:
         StreamError: A line is longer than 8 MiB.
@@ -112,7 +112,7 @@ class AnswerAssembler:
         self._usage: Any = None
 
     def add(self, data: dict[str, Any]) -> None:
-        """Take in one chunk."""
+        """Add one chunk."""
         if self._kind is GenerationKind.RESPONSE:
             self._head = data.get("response") or self._head
             return
@@ -167,7 +167,7 @@ def _merge_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
 
 
 def _merge_tool_calls(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]) -> None:
-    """Arguments of a call arrive in pieces; its index says which call a piece belongs to."""
+    """Merge pieces of tool calls: arguments arrive in pieces, and an index names the call of each piece."""
     for delta in deltas:
         index = delta.get("index", len(calls))
         while len(calls) <= index:

@@ -23,7 +23,7 @@ _BOUND_KEYS = (
 )
 """A request with one of these is never interrupted: its answer has a form, or a state, that the text does not hold."""
 _LAST_TOKENS = 4
-"""An answer with no more tokens to its limit is left to end."""
+"""An answer with at most this many tokens left to its limit is not interrupted."""
 
 
 def interruptible(request: GenerationRequest) -> bool:
@@ -44,12 +44,12 @@ async def interruptible_answer(
     generate: Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]],
     pause: Callable[[], bool],
 ) -> AsyncGenerator[GenerationEvent, None]:
-    """The answer to an interruptible request; an event ``paused`` where ``pause`` asked for it.
+    """The answer to an interruptible request; an event ``paused`` wherever ``pause`` returned true.
 
     Args:
         request: The request.
         generate: Streams the answer to a request, from its beginning.
-        pause: Asked after every event.
+        pause: Called between events; returns whether to interrupt the answer.
 
     Raises:
         RequestError: The request failed, or its answer broke off or was empty.
@@ -91,7 +91,7 @@ def _is_whole(event: GenerationEvent) -> bool:
 
 
 class _Answer:
-    """One answer, in as many parts as it was interrupted."""
+    """The state of one answer across its interruptions."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self._asked = request
@@ -105,13 +105,13 @@ class _Answer:
 
     @property
     def may_pause(self) -> bool:
-        """Whether its text holds all of it, and there is enough to come."""
+        """Whether its text contains the whole answer so far, and enough tokens are left to its limit."""
         if self._bound or self._finished:
             return False
         return self._limit is None or self._limit - self._counted > _LAST_TOKENS
 
     def interrupted(self) -> None:
-        """The present part has been broken off."""
+        """Record that the present part was interrupted."""
         self._before = self._counted
 
     def request(self) -> GenerationRequest:
@@ -128,7 +128,7 @@ class _Answer:
         return self._asked._replace(body=body, stream=True)
 
     def stitch(self, event: GenerationEvent) -> GenerationEvent | None:
-        """An event of the present part as one of the whole answer; None where it says nothing new."""
+        """An event of the present part as one of the whole answer; None where it contains nothing new."""
         data, before = {**event.data}, self._before
         self._head = self._head or {key: data[key] for key in ("id", "created") if key in data}
         data.update({key: value for key, value in self._head.items() if key in data})

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 async def served_model(upstream: Upstream, transport: httpx.AsyncBaseTransport | None = None) -> ServedModel:
-    """A server's report of its model; nothing where it does not answer. It is asked once.
+    """Query a server for its model, once; the report is empty where it does not answer.
 
     Args:
         upstream: The server.
@@ -56,7 +56,7 @@ def _names(listed: Any) -> tuple[str, ...]:
 
 
 def _stated_in(info: dict[str, Any]) -> ServedModel:
-    """The served model by a server's configuration."""
+    """The served model according to a server's configuration."""
     text = info.get("vllm_config")
     if isinstance(text, str):
         # The first of equal keys: others stand within the configurations of parts.

@@ -2,8 +2,8 @@
 
 A share of a GPU belongs to a process (MPS), so every instance of a plan is a Triton process of its own, started with
 ``CUDA_MPS_ACTIVE_THREAD_PERCENTAGE``; that is how the paper's prototype does it (section 4.3). All instances of a GPU
-share one repository, of which each process loads its own model. Where MPS is not to be had one server may serve the
-whole GPU instead: the rate limiter then lets models execute side by side only as far as their shares go together.
+share one repository, of which each process loads its own model. Where MPS is not available one server may serve the
+whole GPU instead: the rate limiter then lets models execute side by side only as far as their shares fit together.
 
 Source: Triton model configuration (``model_config.proto``), dynamic batcher, instance groups, rate limiter.
 """
@@ -21,7 +21,7 @@ RESOURCE = "share"
 """The rate limiter's resource: tenths of a per cent of a GPU."""
 WHOLE = 1000
 _PORTS = 3
-"""HTTP, gRPC and metrics of one process."""
+"""Ports of one process: HTTP, gRPC and metrics."""
 _TYPES = {"BYTES": "TYPE_STRING"}
 
 
@@ -34,7 +34,7 @@ class TritonModel:
         batch: Largest batch.
         delay_s: How long requests wait for a batch to fill.
         share_ratio: Share of the GPU.
-        backend: Triton's backend, such as ``onnxruntime``; empty to have Triton tell by the model's file.
+        backend: Triton's backend, such as ``onnxruntime``; empty to have Triton infer it from the model's file.
         gpu: Index of the GPU; None for the CPU.
         inputs, outputs: What it takes and gives, batch dimension included; empty to have Triton read the model.
     """
@@ -82,7 +82,7 @@ def config_text(model: TritonModel) -> str:
 
 
 def units(share_ratio: float) -> int:
-    """A share in units of the rate limiter, at least 1; rounded down, so that shares that fit go on fitting."""
+    """A share in units of the rate limiter, at least 1; rounded down, so that shares that fit still fit."""
     return max(1, int(WHOLE * share_ratio + 1e-6))
 
 
@@ -103,7 +103,7 @@ class TritonProcess:
         gpu: Index of its GPU; None for the CPU.
         share_ratio: Share of the GPU's SMs, by MPS; 1 for no limit.
         port: Its HTTP port; gRPC and metrics have the two after it.
-        limited: Whether the rate limiter keeps its models apart.
+        limited: Whether the rate limiter enforces its models' shares.
     """
 
     repository: str

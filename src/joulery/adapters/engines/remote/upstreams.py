@@ -1,13 +1,13 @@
-"""Models on other servers as the variants of a service: one queue, slots that send, and a choice a request.
+"""Models on other servers as the variants of a service: one queue, slots that send, and a choice for each request.
 
-A slot sends one request at a time, so a service's slots are the requests that its upstreams get at once; the others
-wait here, where the policy can still choose who answers them. The layout says how many slots are whose, a
-:class:`~joulery.domain.serving.mix.VariantMix` steers requests from one moment to the next, and neither starts or stops
-anything on the servers. A request whose upstream is not reached, is not ready or is full goes to another variant,
-unless it names one; a server that was lost gets no more requests until it answers that it is ready.
+A slot sends one request at a time, so a service's upstreams get at most as many requests at once as it has slots. The
+others wait here, where the policy can still choose the variant that answers. The layout sets how many slots a variant
+has; a :class:`~joulery.domain.serving.mix.VariantMix` steers requests at any time. Neither starts or stops anything on
+the servers. A request whose upstream is not reached, is not ready or is full goes to another variant, unless it names
+one; a server that was lost gets no more requests until it reports that it is ready.
 
-Some of the variants may run on this machine (:mod:`~joulery.adapters.engines.remote.beside_upstreams`): a slot asks
-them as it asks a server.
+Some of the variants may run on this machine (:mod:`~joulery.adapters.engines.remote.beside_upstreams`): a slot sends
+to them as it sends to a server.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class _Call:
     Attributes:
         request: The request.
         answer: Its answer.
-        arrival_s, start_s: When it came and when a slot took it, Unix seconds.
-        until_s: When it is no longer wanted, monotonic seconds.
-        variant: Who has it.
-        sending: The slot's work on it.
+        arrival_s, start_s: When it arrived and when a slot took it, Unix seconds.
+        until_s: Its deadline, monotonic seconds.
+        variant: The variant that has it; empty before one has.
+        sending: The slot's task for it.
     """
 
     request: InferRequest
@@ -75,11 +75,11 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One of the requests that the upstreams of a service get at once.
+    """One slot of a service, which sends one request at a time.
 
     Attributes:
         name: Its identity in views and answers.
-        spec: Whose it is, and who else may answer.
+        spec: The variant it belongs to, and the others that may answer.
         served: Requests answered.
     """
 
@@ -99,7 +99,7 @@ class _Service:
 
     @property
     def slots(self) -> list[Server[_Call, _Slot]]:
-        """Those that stay."""
+        """The slots that are not leaving."""
         return [server for server in self.queue.servers if not server.leaving]
 
     @property
@@ -112,7 +112,7 @@ class _Service:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until the queue as it is will have been served."""
+        """Estimated seconds until the present queue is served."""
         return self.queue.waiting * self.mean_s / max(1, len(self.queue.servers))
 
 
@@ -121,7 +121,7 @@ class UpstreamEngine(ServiceMixes):
 
     Args:
         settings: Its limits; ``queue`` bounds the requests that wait for one service.
-        transport: How to reach the servers; a test's own.
+        transport: Replaces the connection to the servers in tests.
         local: The variants that run on this machine; None where all are on other servers.
     """
 
@@ -142,7 +142,7 @@ class UpstreamEngine(ServiceMixes):
         self._closed = False
 
     def replicas(self) -> tuple[ReplicaView, ...]:
-        """Every slot now; one whose upstream is lost is restarting."""
+        """Every slot now; one whose upstream is lost is shown as restarting."""
         upstream = {(view.spec.service, view.spec.variant): view for view in self._wire.replicas()}
         views = []
         for service in self._services.values():
@@ -174,7 +174,7 @@ class UpstreamEngine(ServiceMixes):
         return tuple(sorted(found, key=lambda request: request.arrival_s))
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
-        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
+        """Set the limit past which requests for a service are refused; None for the engine's own limit."""
         found = self._services.get(service)
         self._limits.change(service, limit, found.queue if found else None)
 
@@ -182,7 +182,7 @@ class UpstreamEngine(ServiceMixes):
         """The answer of an upstream of the service.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` gives the reason.
         """
         if self._closed:
             raise RequestError("the engine is closing", Outcome.UNAVAILABLE)
@@ -241,10 +241,10 @@ class UpstreamEngine(ServiceMixes):
             )
 
     async def _reach(self, servers: _Models, here: _Models) -> float:
-        """Make the models of servers and of this machine ready; CPU seconds that it took on this machine.
+        """Make the models of servers and of this machine ready; return the CPU seconds spent on this machine.
 
         Raises:
-            JouleryError: One cannot be loaded, or a service has none; the former models stay.
+            JouleryError: A model cannot be loaded, or a service has none; the former models stay.
         """
         specs = [ReplicaSpec(service, name, _WHOLE, model) for service, name, model in servers]
         if self._local is None:
@@ -261,7 +261,7 @@ class UpstreamEngine(ServiceMixes):
         return spent_s
 
     async def close(self) -> None:
-        """Let what was sent finish within ``drain_s``, give up what waits; the servers stay as they are."""
+        """Let sent requests finish within ``drain_s``, fail waiting ones; the servers stay as they are."""
         if self._closed:
             return
         self._closed = True
@@ -287,7 +287,7 @@ class UpstreamEngine(ServiceMixes):
             await asyncio.wait([ticket.payload.answer for ticket in service.queue.open_tickets()])
 
     def _arrange(self, name: str, specs: Sequence[ReplicaSpec]) -> None:
-        """Give the slots of a service to the variants of these specs; the variant that has a request answers it."""
+        """Assign the slots of a service to these specs; a request that was sent is still answered by its variant."""
         if name not in self._services:
             self._services[name] = _Service(name, self._limits.of(name), self._steering_of(name))
         service = self._services[name]
@@ -324,7 +324,7 @@ class UpstreamEngine(ServiceMixes):
         )
 
     def _check(self, service: _Service, request: InferRequest) -> None:
-        """Raise RequestError where no upstream can answer a request: it would wait for nothing."""
+        """Raise RequestError where no upstream can answer a request."""
         if request.variant and request.variant not in service.variants:
             raise RequestError(f"{service.name} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
         asked = [request.variant] if request.variant else service.variants
@@ -355,7 +355,7 @@ class UpstreamEngine(ServiceMixes):
             call.sending.add_done_callback(lambda _, server=server: self._free(service, server))  # type: ignore[misc]
 
     def _free(self, service: _Service, server: Server[_Call, _Slot]) -> None:
-        """A slot is done with its request."""
+        """Free a slot that is done with its request."""
         service.queue.finish(server)
         self._pump(service)
 
@@ -378,10 +378,10 @@ class UpstreamEngine(ServiceMixes):
                 )
 
     async def _asked(self, service: _Service, call: _Call) -> InferResponse:
-        """The answer of the chosen variant, or of another where that one cannot.
+        """The answer of the chosen variant, or of another where that one cannot answer.
 
         Raises:
-            RequestError: It was not answered.
+            RequestError: The request was not answered.
         """
         others = [] if call.request.variant else [name for name in service.variants if name != call.variant]
         every = sorted([call.variant, *others], key=lambda name: not self._is_up(service.name, name))
@@ -412,7 +412,7 @@ class UpstreamEngine(ServiceMixes):
 
 
 def _starting(slot: _Slot) -> ReplicaView:
-    """The public view of a slot whose model is not there yet."""
+    """The public view of a slot whose model is not available yet."""
     return ReplicaView(slot.name, slot.spec, ReplicaState.STARTING)
 
 

@@ -1,7 +1,7 @@
-"""The engine of one gateway: an engine server that other gateways share.
+"""Client of an engine server, which a gateway shares with other gateways: the engine of one gateway.
 
-It joins again whenever the connection ends; meanwhile requests get ``UNAVAILABLE``. Records of requests that ended
-while it was away are sent when it has joined again.
+The client joins again whenever the connection ends; meanwhile requests get ``UNAVAILABLE``. Records of requests that
+ended in between are sent when it has joined again.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from joulery.steady_time import unix_s
 
 _RETRY_S = 0.25
 _FIRST_S = 2.0
-"""A gateway that has just started listens before it has joined: its first requests wait for that, so long at most."""
+"""Longest time that first requests wait until the gateway has joined: a new gateway listens before that."""
 _UNREACHED: PageAnswer = (
     503,
     {"content-type": "application/json"},
     b'{"error":"the engine server cannot be reached"}',
 )
 _MOST_UNSENT = 100_000
-"""Records kept while the engine server is away."""
+"""Maximum number of records kept while the engine server is away."""
 _MOST_KEPT = 20_000
-"""Records kept while it is there and no controller stores them: should it be lost, too, the older ones are."""
+"""Maximum number of sent records kept until a controller stores them; older ones are lost if the server is lost."""
 
 
 class _Kept(NamedTuple):
-    """A record until a controller has stored it: its number, to which engine server it was sent, and what was sent."""
+    """A sent record, kept until a controller has stored it: its number, its engine server and its content."""
 
     number: int
     instance: str
@@ -67,7 +67,7 @@ class _Kept(NamedTuple):
 
 
 class _Passed(NamedTuple):
-    """The request that a task has passed on: over which connection, to which engine server, its number."""
+    """The request that a task has forwarded: the numbers of connection and request, and the engine server."""
 
     connection: int = 0
     instance: str = ""
@@ -84,9 +84,9 @@ class GatewayName:
 
     Attributes:
         name: Its name among the gateways.
-        version: Of joulery.
+        version: Its version of joulery.
         start: Identifies how it was started.
-        secret: The token of gateways of other machines; None on the engine server's own.
+        secret: The token of gateways on other machines; None on the engine server's own machine.
     """
 
     name: str
@@ -100,14 +100,14 @@ class EngineClient:
 
     Args:
         where: ``unix:PATH`` or ``HOST:PORT``.
-        name: How it introduces itself.
-        tls: Encrypts the connection, and says which certificates are trusted; None for no encryption.
+        name: Identity with which the gateway joins.
+        tls: Encrypts the connection, and states which certificates are trusted; None for no encryption.
         connections: Clients connected to the gateway now.
-        changed: Called when the engine server's settings have come or changed.
+        changed: Called when the engine server's settings have arrived or changed.
 
     Attributes:
         url: Where the gateway listens; set before :meth:`run`.
-        refused: Why the engine server does not take this gateway; empty where it does, or has not been reached.
+        refused: Why the engine server refuses this gateway; empty where it accepts it, or has not been reached.
         process: Identifies this process: records are numbered within it.
     """
 
@@ -139,21 +139,21 @@ class EngineClient:
 
     @property
     def joined(self) -> bool:
-        """Whether the engine server is reached."""
+        """Whether the gateway is joined to the engine server."""
         return self._link is not None
 
     @property
     def never_joined(self) -> bool:
-        """Whether it has never been reached."""
+        """Whether the gateway has never joined the engine server."""
         return self._links == 0
 
     @property
     def controller_away_s(self) -> float | None:
-        """Seconds since the engine server lost its controller; None while it has one, or is away itself."""
+        """Seconds since the engine server lost its controller; None while it has one, or is not reached itself."""
         return None if self._controller_s is None or not self.joined else time.monotonic() - self._controller_s
 
     async def run(self) -> None:
-        """Join, and join again, until cancelled."""
+        """Keep the gateway joined to the engine server until cancelled."""
         while True:
             link = _Link(self)
             try:
@@ -172,7 +172,7 @@ class EngineClient:
         """The answer of the engine server.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` gives the reason.
         """
         arrival_s = unix_s()
         link = self._link or await self._first_link(request.timeout_s)
@@ -206,7 +206,7 @@ class EngineClient:
         )
 
     def attribute(self, service: str, variant: str, cpu_s: float, service_s: float, end_s: float) -> EnergyShare | None:
-        """The charge of one request by the controller's table. Without a controller the intensity is not known."""
+        """The charge of one request by the controller's table. Without a controller its carbon is None."""
         share = self.charges.charge(service, variant, cpu_s)
         return share if share is None or self._controller_s is None else share._replace(carbon_g=None)
 
@@ -223,17 +223,17 @@ class EngineClient:
             self.unsent_dropped += 1
 
     async def label(self, service: str, body: bytes) -> tuple[int, bytes]:
-        """Send labels to be counted; HTTP status and body of the answer."""
+        """Send labels to be counted; return HTTP status and body of the answer."""
         content = np.frombuffer(body, np.uint8)
         status, _, answer = await self._content({"m": m.LABEL, "s": service}, {"body": content})
         return status, answer
 
     async def page(self, path: str, query: str, accept: str) -> PageAnswer:
-        """A page of the controller."""
+        """Request a page from the controller."""
         return await self._content({"m": m.PAGE, "path": path, "query": query, "accept": accept}, {})
 
     async def text(self, request: RelayedRequest) -> AsyncGenerator[RelayedPart, None]:
-        """The answer of the controller to a request, part by part; one that is given up is withdrawn there."""
+        """The controller's answer to a request, part by part; closing the iterator early withdraws the request."""
         link = self._link or await self._first_link()
         if link is None:
             yield RelayedPart(more=False, error="the engine server cannot be reached")
@@ -252,7 +252,7 @@ class EngineClient:
                 link.send({"m": m.CANCEL, "n": number})
 
     async def apply(self, target: Sequence[ReplicaSpec], /) -> Transition:
-        """Not a gateway's to do.
+        """Raise an error: the controller changes replicas, a gateway does not.
 
         Raises:
             CapabilityError: Always.
@@ -260,12 +260,12 @@ class EngineClient:
         raise CapabilityError("a gateway does not change replicas; its controller does")
 
     async def close(self) -> None:
-        """Leave the engine server. Safe to call twice."""
+        """Close the connection to the engine server. Safe to call twice."""
         if self._link is not None:
             self._link.end()
 
     async def _first_link(self, timeout_s: float | None = None) -> _Link | None:
-        """The first connection, as soon as there is one; None where there was one, or it takes too long."""
+        """Wait for the first connection and return it; None where it takes too long, or has ended."""
         left_s = min(self._wait_until_s - time.monotonic(), math.inf if timeout_s is None else timeout_s)
         if self.never_joined and left_s > 0:
             with suppress(TimeoutError):
@@ -295,8 +295,8 @@ class EngineClient:
         """Connect and join.
 
         Raises:
-            OSError: It cannot be reached.
-            CapabilityError: It refuses.
+            OSError: The engine server cannot be reached.
+            CapabilityError: The engine server refuses this gateway.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(m.SILENT_S):
@@ -317,7 +317,7 @@ class EngineClient:
             self._report(link, *self._unsent.popleft())
 
     def _distrust(self, link: _Link, error: Exception) -> str:
-        """Reason why encryption keeps this gateway out; empty where something else does."""
+        """Reason why encryption made a connection fail; empty where something else did."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"its certificate is not the one that is trusted here: {error.verify_message}"
         if isinstance(error, ssl.SSLError):
@@ -328,7 +328,7 @@ class EngineClient:
         return ""
 
     def _lost(self, link: _Link) -> None:
-        """The connection has ended: what waits for an answer has none."""
+        """Handle the end of a connection: fail every call that waits for an answer."""
         link.end()
         if self._link is not link:
             return
@@ -342,8 +342,8 @@ class EngineClient:
     def _report(self, link: _Link, passed: _Passed, record: RequestRecord, call_id: str) -> None:
         """Send a record.
 
-        An engine server closes what was passed on over a connection when that ends: such a record is sent only to
-        another engine server, which knows nothing of the request.
+        An engine server closes the requests of a connection when it ends. Records of such requests are therefore sent
+        only to another engine server, which has no entry for the request.
         """
         number = passed.number if passed.connection == link.number else 0
         if passed.number and not number and passed.instance == link.instance:
@@ -357,9 +357,9 @@ class EngineClient:
         link.send(header)
 
     def _settle(self, link: _Link, marks: RecordMarks) -> None:
-        """Forget the records that a controller has stored; send those again that were lost with an engine server.
+        """Drop the records that a controller has stored; send again those that were lost with an engine server.
 
-        Of an engine server that the controller does not know, an earlier controller may have stored the records.
+        Records of an engine server unknown to the controller are dropped: an earlier controller may have stored them.
         """
         kept, lost = self._kept, []
         while kept:
@@ -418,12 +418,12 @@ class _Link(asyncio.Protocol):
         self._frames = FrameReader()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the engine server answers."""
+        """Handle the opened connection (asyncio callback)."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self.connected = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: it has gone."""
+        """Handle the end of the connection (asyncio callback)."""
         self._transport = None
         if not self.joined.done():
             self.joined.set_exception(CapabilityError(self.client.refused or "the engine server closed the connection"))
@@ -431,7 +431,7 @@ class _Link(asyncio.Protocol):
             self.ended.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: a part of a message."""
+        """Handle received bytes, which may end within a message (asyncio callback)."""
         self.heard_s, self.heard = time.monotonic(), True
         try:
             for frame in self._frames.feed(data):
@@ -444,7 +444,7 @@ class _Link(asyncio.Protocol):
             self.end()
 
     def send(self, header: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send one message; nothing where the connection has ended."""
+        """Send one message; do nothing where the connection has ended."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode(header, tensors or {}))
 

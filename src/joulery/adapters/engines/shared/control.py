@@ -1,7 +1,7 @@
-"""The controller's connection, at the engine server's end: pickled calls over a socket that only its user can reach.
+"""The engine server's side of the controller's connection: pickled calls over a socket that only its user can reach.
 
-One controller at a time. Calls are ``(number, method, arguments)``, answers ``(number, kind, value)``; the server asks
-for pages with answers of number 0.
+There is one controller at a time. Calls are ``(number, method, arguments)``, answers ``(number, kind, value)``;
+the server's own requests to the controller are answers of number 0.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Welcome:
     Attributes:
         pid: The engine server's process.
         site: The site it serves; empty before a controller has opened it.
-        plan: What its engine was made from.
-        zero_s: Unix seconds at 0 of the monotonic clock, as the engine server has it.
-        first: Number of the first entry of the ledger that no controller has stored for sure.
-        since_s: When that controller left, Unix seconds.
+        plan: The plan from which its engine was made.
+        zero_s: Unix seconds at 0 of the monotonic clock, by the engine server's clocks.
+        first: Number of the first entry of the ledger that no controller has certainly stored.
+        since_s: When the last controller left, or the server started before the first one; Unix seconds.
         gateways: The gateways.
         instance: Identifies the engine server.
         marks: Which records a controller has stored.
@@ -56,14 +56,14 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """State that a controller takes a few times a second.
+    """State that a controller fetches a few times a second.
 
     Attributes:
         replicas: The replicas.
         backlog: Requests without an answer.
         batch: Ended requests.
         mixes: The weights in force, by service.
-        labels: Right and labelled answers by service and variant.
+        labels: Numbers of right and of labelled answers, by service and variant.
         gateways: The gateways.
         samples: An answered request of each service.
     """
@@ -78,12 +78,12 @@ class Taken:
 
 
 class ControlServer:
-    """Serves one controller after the other.
+    """Server of controllers, one at a time.
 
     Args:
         server: The engine server.
         make: Makes the engine from the controller's plan.
-        ended: Called when a controller has closed the engine: the server is to end.
+        ended: Called when a controller requests the end of the process.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class ControlServer:
 
     @property
     def controlled(self) -> bool:
-        """Whether there is a controller."""
+        """Whether a controller is connected."""
         return self._writer is not None
 
     @property
     def away_s(self) -> float:
-        """Time since there was a controller; 0 while there is one."""
+        """Seconds without a controller; 0 while one is connected."""
         return 0.0 if self.controlled else time.monotonic() - self._away_s
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A controller has come; stays until it leaves."""
+        """Serve a controller that has connected, until it disconnects."""
         greeting = pickle.dumps((__version__, os.getpid(), self.controlled), protocol=4)
         writer.writelines([LENGTH.pack(len(greeting)), greeting])
         if self.controlled:
@@ -179,7 +179,7 @@ class ControlServer:
         return withdraw
 
     def _post(self, kind: str, value: Any) -> None:
-        """Ask the controller for something; nothing where it is gone."""
+        """Send a request to the controller; do nothing where it is gone."""
         if self._writer is not None:
             frame = pickle.dumps((0, kind, value), protocol=5)
             self._writer.writelines([LENGTH.pack(len(frame)), frame])
@@ -191,7 +191,7 @@ class ControlServer:
         return page
 
     def do_look(self) -> Welcome:
-        """The present state; nothing is changed."""
+        """The present state of the engine server."""
         return Welcome(
             os.getpid(),
             self._site,
@@ -205,14 +205,14 @@ class ControlServer:
         )
 
     def do_begin(self, site: str) -> None:
-        """Control from now on."""
+        """Give the controller control, for a site."""
         self._site = site
         state = self.server.state
         state.controller = True
         self.server.ask_page, self.server.ask_text = self._ask_page, self._ask_text
 
     async def do_open(self, plan: Any) -> bool:
-        """Make the engine, unless there is one of the same plan; whether it is new."""
+        """Make the engine, unless there is one of the same plan; return whether it is new."""
         async with self._opening:
             if self.server.engine is not None and plan == self._plan:
                 return False
@@ -229,7 +229,7 @@ class ControlServer:
         return change
 
     async def do_infer(self, service: str, request: InferRequest) -> Any:
-        """An answer outside the ledger: a replay."""
+        """Answer a request without an entry in the ledger, such as a replay."""
         return await self._engine.infer(service, request)
 
     async def do_nodes(self, meter: str, options: Sequence[Any]) -> Any:
@@ -237,7 +237,7 @@ class ControlServer:
         return await cast(Any, self._engine).nodes(meter, options)
 
     def do_set(self, method: str, *arguments: Any) -> None:
-        """``set_mix``, ``set_next_mixes``, ``limit_queue`` or ``prefer_nodes`` of the engine."""
+        """Call ``set_mix``, ``set_next_mixes``, ``limit_queue`` or ``prefer_nodes`` of the engine."""
         if method not in ("set_mix", "set_next_mixes", "limit_queue", "prefer_nodes"):
             raise ActuationError(f"there is no setting {method}")
         getattr(self._engine, method)(*arguments)
@@ -250,7 +250,7 @@ class ControlServer:
         self.server.tell()
 
     def do_drop(self, before: int) -> None:
-        """The controller has stored all entries below a number."""
+        """Drop the ledger entries below a number, which the controller has stored."""
         self.server.ledger.drop(before)
 
     def do_take(self, first: int, services: Sequence[str], sampled: bool) -> Taken:
@@ -271,24 +271,24 @@ class ControlServer:
         )
 
     def do_page(self, number: int, status: int, headers: dict[str, str], content: bytes) -> None:
-        """A page that was asked for."""
+        """Receive a page that was requested from the controller."""
         page = self._pages.pop(number, None)
         if page is not None and not page.done():
             page.set_result((status, headers, content))
 
     def do_part(self, number: int, part: RelayedPart) -> None:
-        """A part of the answer to a request that the controller answers."""
+        """Receive a part of the controller's answer to a request."""
         passed = self._texts.get(number) if part.more else self._texts.pop(number, None)
         if passed is not None:
             passed(part)
 
     async def do_close(self) -> None:
-        """Close the engine and end."""
+        """Close the engine, if there is one."""
         if self.server.engine is not None:
             await self.server.engine.close()
 
     def do_end(self) -> None:
-        """End the process; it is answered first."""
+        """End the process, after this call is answered."""
         asyncio.get_running_loop().call_soon(self._ended)
 
     @property

@@ -1,7 +1,7 @@
-"""The engine of a controller: an engine server that gateways share.
+"""Client of an engine server that gateways share: the engine of a controller.
 
-What the engine's port returns at once (replicas, backlog, weights) is a copy that :meth:`ControlledEngine.refresh`
-renews; it also takes what the ledger has of requests that ended.
+Values that the engine's port returns at once (replicas, backlog, weights) come from a copy.
+:meth:`ControlledEngine.refresh` renews it, and fetches ended requests from the ledger.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from joulery.domain.serving.relay import Passed, RelayedPart, RelayedRequest
 from joulery.steady_time import unix_s
 
 _CALL_S = 10.0
-"""Time limit of an answer of the engine server, where it starts and ends no replica."""
+"""Time limit of the engine server's answer to a call that starts and ends no replica."""
 _NODES_S = 120.0
-"""Time limit of the answer of a cluster's nodes: it may have to be joined first."""
+"""Time limit of the answers of a cluster's nodes: the cluster may have to be joined first."""
 Page = Callable[[str, str, str], Awaitable[PageAnswer]]
-"""A page by path, query and accepted types."""
+"""Makes a page from path, query and accepted types."""
 AnswersText = Callable[[RelayedRequest, Passed], Awaitable[None]]
 """Answers a request; cancelled when its client goes away."""
 
@@ -65,7 +65,7 @@ class ControlLink:
 
     @property
     def connected(self) -> bool:
-        """Whether the engine server is there."""
+        """Whether the engine server is connected."""
         return self._writer is not None
 
     async def open(self, path: str) -> None:
@@ -73,7 +73,7 @@ class ControlLink:
 
         Raises:
             OSError: Nothing listens.
-            CapabilityError: It is of another version of joulery, or has a controller.
+            CapabilityError: The engine server is of another version of joulery, or has a controller.
         """
         async with asyncio.timeout(_CALL_S):
             reader, writer = await asyncio.open_unix_connection(path, limit=1 << 26)
@@ -94,7 +94,7 @@ class ControlLink:
         self._reading = asyncio.create_task(self._read(reader), name="engine server")
 
     async def ask(self, method: str, *arguments: Any, within_s: float | None = _CALL_S) -> Any:
-        """Make one call.
+        """Call a method of the engine server and wait for its answer.
 
         Raises:
             ActuationError: The engine server is gone, or does not answer in time.
@@ -108,12 +108,12 @@ class ControlLink:
             raise ActuationError(f"the engine server did not answer {method} within {within_s:g} s") from error
 
     def post(self, method: str, *arguments: Any) -> None:
-        """Make one call and take no answer; nothing where the engine server is gone."""
+        """Call a method and ignore its answer; do nothing where the engine server is gone."""
         with suppress(ActuationError):
             self._send(method, arguments).add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
-        """Leave. Safe to call twice."""
+        """Close the connection to the engine server. Safe to call twice."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -160,7 +160,7 @@ class ControlLink:
         self.post("page", number, *await self._page(path, query, accept))
 
     def _answer(self, number: int, request: RelayedRequest) -> None:
-        """Answer a request for a language model, beside everything else."""
+        """Start a task that answers a request for a language model."""
 
         async def answered() -> None:
             ended = False
@@ -192,22 +192,22 @@ class ControlLink:
 
 
 class ControlledEngine:
-    """An engine server's engine. Implements :class:`joulery.domain.ports.Engine`, ``Backlog`` and ``Admission``.
+    """The engine of an engine server. Implements :class:`joulery.domain.ports.Engine`, ``Backlog`` and ``Admission``.
 
     Args:
-        plan: What the engine is made from; the engine server keeps one of an equal plan.
+        plan: The plan from which the engine is made; the engine server keeps an engine of an equal plan.
 
     Attributes:
-        latest: What was taken last.
+        latest: The state at the last refresh.
         link: The connection; set by its owner, anew after the engine server was lost.
         sampled: Whether to take answered requests, for shadow replays.
-        prepare: Awaited before a change, and before nodes are asked: connects it.
+        prepare: Awaited before a change, and before nodes are queried: connects to the engine server.
         on_batch: Called with the ended requests of each :meth:`refresh`.
         on_samples: Called with answered requests by service.
-        next: Number of the first ledger entry that was not taken.
-        target: What was applied last; None before.
-        shift_s: What its Unix time differs from the engine server's.
-        marks: Which records are stored: gateways keep the others, for the next engine server where this one is lost.
+        next: Number of the first ledger entry that was not fetched.
+        target: The replicas that were applied last; None before.
+        shift_s: Unix time of this process less that of the engine server.
+        marks: Which records are stored: gateways keep the others, for the next engine server if this one is lost.
         entries: Ledger entries below these numbers are stored, by engine server.
     """
 
@@ -231,7 +231,7 @@ class ControlledEngine:
         self._taking = asyncio.Lock()
 
     async def take_over(self, link: ControlLink, found: Welcome) -> None:
-        """Go on with an engine server.
+        """Use a connected engine server from now on.
 
         Raises:
             JouleryError: Its engine cannot be made.
@@ -243,10 +243,10 @@ class ControlledEngine:
         await link.ask("open", self.plan, within_s=None)
 
     async def restore(self) -> None:
-        """Run in a new engine server what the former one ran.
+        """Apply the former replicas, queue limits and node ranks to a new engine server.
 
         Raises:
-            JouleryError: It cannot.
+            JouleryError: The replicas cannot be started.
         """
         if self.target is not None:
             await self._ask("apply", self.target, within_s=None)
@@ -256,7 +256,7 @@ class ControlledEngine:
             self._post("set", "prefer_nodes", *self._preferred)
 
     async def refresh(self) -> None:
-        """Take what has happened since the last time; nothing while the engine server is away."""
+        """Fetch the state and newly ended requests; do nothing while the engine server is away."""
         async with self._taking:
             if self.link is None:
                 return
@@ -271,12 +271,12 @@ class ControlledEngine:
                     self.on_samples(taken.samples)
 
     def stored(self) -> None:
-        """Everything taken so far is on disk: the engine server need not keep it, and gateways may forget it."""
+        """Report that all fetched entries are on disk: the engine server and the gateways may drop them."""
         self._post("drop", self.next)
         self.marks, self.entries = self.once_stored()
 
     def once_stored(self) -> Stored:
-        """The marks and entries as :meth:`stored` will raise them."""
+        """The marks and entries that :meth:`stored` will set."""
         marks = {server: dict(numbers) for server, numbers in self.marks.items()}
         if not self._instance:
             return Stored(marks, self.entries)
@@ -285,11 +285,11 @@ class ControlledEngine:
 
     @property
     def gateways(self) -> tuple[GatewayStatus, ...]:
-        """The gateways as they were when they were last looked at."""
+        """The gateways at the last refresh."""
         return self.latest.gateways
 
     def labels(self, service: str) -> Mapping[str, tuple[int, int]]:
-        """Right and labelled answers by variant."""
+        """Numbers of right and of labelled answers, by variant."""
         return self.latest.labels.get(service, {})
 
     def replicas(self) -> tuple[ReplicaView, ...]:
@@ -305,7 +305,7 @@ class ControlledEngine:
         )
 
     def limit_queue(self, service: str, limit: QueueLimit | None, /) -> None:
-        """Refuse requests past a limit on those that wait for a service; None for the engine's own limit."""
+        """Set the limit past which requests for a service are refused; None for the engine's own limit."""
         if service not in self._limits or self._limits[service] != limit:
             self._limits[service] = limit
             self._post("set", "limit_queue", service, limit)
@@ -327,10 +327,10 @@ class ControlledEngine:
         self._post("set", "prefer_nodes", *self._preferred)
 
     async def infer(self, service: str, request: InferRequest, /) -> InferResponse:
-        """An answer outside the ledger.
+        """Answer a request without an entry in the ledger.
 
         Raises:
-            RequestError: It was not answered; ``outcome`` says why.
+            RequestError: The request was not answered; ``outcome`` gives the reason.
         """
         try:
             answer: InferResponse = await self._ask("infer", service, request, within_s=None)
@@ -368,7 +368,7 @@ class ControlledEngine:
 
 
 class SteeredEngine(ControlledEngine):
-    """A :class:`ControlledEngine` that keeps shares of requests; implements ``Steering``."""
+    """A :class:`ControlledEngine` that splits requests among variants by shares; implements ``Steering``."""
 
     def __init__(self, plan: Any) -> None:
         super().__init__(plan)
@@ -381,7 +381,7 @@ class SteeredEngine(ControlledEngine):
         self._post("set", "set_mix", service, mix)
 
     def set_next_mixes(self, mixes: Mapping[str, VariantMix], /) -> None:
-        """The mix of each service from the next change of the replicas on; none of those given before."""
+        """Set the mix of each service from the next change of replicas on, in place of those set before for it."""
         self._next = dict(mixes)
         self._post("set", "set_next_mixes", dict(mixes))
 
@@ -397,10 +397,10 @@ class SteeredEngine(ControlledEngine):
         return change
 
     async def restore(self) -> None:
-        """Run in a new engine server what the former one ran, with its weights.
+        """Apply the former replicas, settings and mixes to a new engine server.
 
         Raises:
-            JouleryError: It cannot.
+            JouleryError: The replicas cannot be started.
         """
         await super().restore()
         for service, mix in self._mixes.items():

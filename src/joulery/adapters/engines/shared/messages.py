@@ -1,8 +1,7 @@
 """Messages between gateways and the engine server: frames of :mod:`joulery.adapters.engines.embedded.wire`.
 
-No clock crosses the wire: times are sent as ages, seconds before the message was sent, so that machines with different
-clocks agree on latencies. A message's key ``m`` is its kind, ``n`` the number of its request; ``t``
-is the frame's own.
+Times are sent as ages, seconds before the message was sent, so that machines with different clocks agree on latencies.
+A message's key ``m`` is its kind, ``n`` the number of its request; ``t`` is reserved for the frame.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ PROTOCOL = 1
 LENGTH = struct.Struct("!Q")
 """Prefix of each frame: its length."""
 BEAT_S = 1.0
-"""Between two signs of life, in both directions."""
+"""Seconds between two heartbeats of a gateway; the engine server sends its state four times as often."""
 SILENT_S = 6.0
-"""A side that was silent for so long is taken for gone."""
+"""Seconds of silence after which a side is considered gone."""
 CHALLENGE, JOIN, WELCOME, REFUSED, STATE, BEAT = "challenge", "join", "welcome", "refused", "state", "beat"
 INFER, CANCEL, ANSWER, END, LABEL, PAGE, CONTENT = "i", "x", "a", "e", "label", "page", "content"
 TEXT, PART = "text", "part"
@@ -46,12 +45,12 @@ TEXT, PART = "text", "part"
 
 
 def seconds(value: float | None) -> float:
-    """A time as it was before it became JSON, which has no NaN."""
+    """A time read from JSON: null becomes NaN, which JSON does not have."""
     return float("nan") if value is None else float(value)
 
 
 def proof(secret: bytes, nonce: str, name: str) -> str:
-    """Shows that a gateway knows the token without sending it."""
+    """Proof that a gateway knows the token, which is not sent itself."""
     return hmac.new(secret, f"{nonce} {name}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -85,7 +84,7 @@ def text_of(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Relayed
 
 
 def part_message(number: int, part: RelayedPart) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the body of a part of its answer."""
+    """The header and the body of a part of the controller's answer."""
     header = {"m": PART, "n": number, "status": part.status, "headers": part.headers, "more": part.more}
     return {**header, "e": part.error}, {"body": np.frombuffer(part.body, np.uint8)}
 
@@ -186,7 +185,7 @@ def views_of(found: Sequence[Mapping[str, Any]]) -> tuple[ReplicaView, ...]:
     """The inverse of :func:`views_to_json`.
 
     Raises:
-        DataError: It is no such list.
+        DataError: The list is not of that form.
     """
     try:
         return tuple(

@@ -1,8 +1,8 @@
-"""The engine server: one engine, answered to by several gateways, steered by one controller at a time.
+"""The engine server: one engine, shared by several gateways and controlled by one controller at a time.
 
 Gateways send requests and report how they ended; the server keeps them in one ledger
-(:mod:`joulery.domain.serving.ledger`), which the controller takes. Without a controller the engine runs on with its
-last layout, weights and limits.
+(:mod:`joulery.domain.serving.ledger`), which the controller fetches. Without a controller the engine continues with
+its last layout, weights and limits.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class AnswerLabels(Protocol):
     """Counts labels of answers."""
 
     def answered(self, service: str, request: str, variant: str) -> None:
-        """A request with an id was answered."""
+        """Record that a request with an id was answered."""
         ...
 
     def label(self, service: str, body: bytes) -> tuple[int, bytes]:
-        """Take in labels; HTTP status and body of the answer."""
+        """Count labels; return HTTP status and body of the answer."""
         ...
 
     def tally(self, service: str) -> dict[str, tuple[int, int]]:
-        """Right and labelled answers by variant."""
+        """Numbers of right and of labelled answers, by variant."""
         ...
 
 
@@ -59,10 +59,10 @@ class GatewayStatus:
         name: Its name.
         url: Where it listens.
         pid: Its process; 0 on another machine.
-        version: Of joulery there.
+        version: Its version of joulery.
         start: Identifies how it was started; empty on another machine.
-        received, ended: Requests that came through it.
-        silent_s: Time since its last sign of life.
+        received, ended: Requests that arrived and ended through it.
+        silent_s: Seconds since its last message.
         connected: Whether it is joined now.
         connections: Clients that are connected to it.
         cpu_s: CPU seconds of its process.
@@ -89,8 +89,8 @@ class ServerState:
         settings: Limits and services, from the controller.
         charges: The table of charges.
         controller: Whether a controller is connected.
-        left_s: When it left, on the monotonic clock.
-        marks: Which records a controller has stored; None before one has come.
+        left_s: When the last controller left, on the monotonic clock.
+        marks: Which records a controller has stored; None before the first controller.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -101,21 +101,21 @@ class ServerState:
 
 
 class EngineServer:
-    """One engine for many gateways.
+    """Server of one engine for many gateways.
 
     Args:
         labels: Counts labels of answers.
         secret: Token of gateways of other machines; None where none may join.
-        services: The site's services, until a controller says more.
+        services: The site's services, until a controller publishes its settings.
 
     Attributes:
         engine: Answers requests; None before a controller has opened it.
-        ledger: What became of each request.
+        ledger: The requests and their outcomes.
         gateways: Every gateway that ever joined, by name.
-        state: What gateways are sent.
-        ask_page: Asks the controller for a page; None without one.
-        ask_text: Has the controller answer a request, and returns what withdraws it; None without one.
-        instance: Another one in each process.
+        state: The state that gateways are sent.
+        ask_page: Requests a page from the controller; None without a controller.
+        ask_text: Passes a request to the controller, and returns a function that withdraws it; None without one.
+        instance: Identifies this process: random at each start.
         latest: The newest answered request of each service, for shadow replays.
     """
 
@@ -134,15 +134,15 @@ class EngineServer:
 
     @property
     def links(self) -> tuple[GatewayConnection, ...]:
-        """Gateways that are joined."""
+        """Connections of the gateways that are joined."""
         return tuple(link for link in self._links if link.name)
 
     def start(self) -> None:
-        """Give signs of life from now on."""
+        """Start sending the state to the gateways at regular intervals."""
         self._beating = asyncio.create_task(self._beat(), name="engine server")
 
     async def stop(self) -> None:
-        """Leave all gateways. Safe to call twice."""
+        """Close the connections to all gateways. Safe to call twice."""
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -150,7 +150,7 @@ class EngineServer:
             link.close()
 
     def protocol(self, *, guarded: bool = False) -> GatewayConnection:
-        """The protocol of one connection; ``guarded``: the gateway must know the token."""
+        """The protocol of one connection; where ``guarded`` is true, the gateway must know the token."""
         return GatewayConnection(self, guarded=guarded)
 
     def statuses(self) -> list[GatewayStatus]:
@@ -192,7 +192,7 @@ class EngineServer:
                     link.close()
 
     def joined(self, link: GatewayConnection, header: Mapping[str, Any]) -> str:
-        """Take a gateway in; why not, empty where it is."""
+        """Admit a gateway; return why it is refused, empty where it is admitted."""
         name = str(header.get("name", ""))
         if header.get("protocol") != m.PROTOCOL:
             return f"this engine server speaks protocol {m.PROTOCOL}, the gateway {header.get('protocol')}"
@@ -215,20 +215,20 @@ class EngineServer:
         return ""
 
     def left(self, link: GatewayConnection) -> None:
-        """A connection has ended."""
+        """Handle the end of a gateway's connection."""
         self._links.discard(link)
         if link.name:
             self.ledger.lose(id(link), time.monotonic())
 
 
 class GatewayConnection(asyncio.Protocol):
-    """One gateway, as the engine server sees it.
+    """The engine server's connection to one gateway.
 
     Attributes:
         name: Its name; empty until it has joined.
         process: Identifies its process.
-        heard_s: When it last gave a sign of life, on the monotonic clock.
-        nonce: What its proof is of.
+        heard_s: When its last message arrived, on the monotonic clock.
+        nonce: Random text that its proof must be made from.
     """
 
     def __init__(self, server: EngineServer, *, guarded: bool) -> None:
@@ -242,13 +242,13 @@ class GatewayConnection(asyncio.Protocol):
         self._texts: dict[int, Callable[[], None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: a gateway has come."""
+        """Challenge a gateway that has connected (asyncio callback)."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self.server._links.add(self)
         self.send({"m": m.CHALLENGE, "nonce": self.nonce, "protocol": m.PROTOCOL})
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: it has gone; what it asked for is withdrawn."""
+        """Withdraw the requests of a gateway that has disconnected (asyncio callback)."""
         self._transport = None
         for task in self._running.values():
             task.cancel()
@@ -257,7 +257,7 @@ class GatewayConnection(asyncio.Protocol):
         self.server.left(self)
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: a part of a message."""
+        """Handle received bytes, which may end within a message (asyncio callback)."""
         self.heard_s = time.monotonic()
         try:
             for frame in self._frames.feed(data):
@@ -268,7 +268,7 @@ class GatewayConnection(asyncio.Protocol):
             self.close()
 
     def send(self, header: dict[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send one message; nothing where the gateway has gone."""
+        """Send one message; do nothing where the gateway is gone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode(header, tensors or {}))
 
@@ -315,7 +315,7 @@ class GatewayConnection(asyncio.Protocol):
             self._text(int(header["n"]), m.text_of(header, tensors))
 
     def _text(self, number: int, request: RelayedRequest) -> None:
-        """A request for a language model: the controller answers it."""
+        """Pass a request for a language model to the controller, which answers it."""
 
         def passed(part: RelayedPart) -> None:
             if not part.more:
@@ -391,7 +391,7 @@ class GatewayConnection(asyncio.Protocol):
             self.server.labels.answered(record.service, str(header["id"]), record.variant)
 
     async def _page(self, header: Mapping[str, Any]) -> None:
-        """A page of the controller."""
+        """Request a page from the controller and send it to the gateway."""
         number, ask = int(header["n"]), self.server.ask_page
         answer: PageAnswer = (503, _JSON, b'{"error":"the controller is away"}')
         if ask is not None:

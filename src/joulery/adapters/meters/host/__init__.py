@@ -1,1 +1,1 @@
-"""Meters of the whole host, answered by its management controller, its board or Slurm: slow, read in the background."""
+"""Meters of the whole host through its management controller or Slurm: slow sources, polled in the background."""

@@ -1,7 +1,7 @@
-"""The host's power as its management controller (BMC) measures it, by ``ipmitool dcmi power reading``.
+"""Meter of the host's power from its management controller (BMC), through ``ipmitool dcmi power reading``.
 
 The reading is the power of the whole node at its supplies, in whole watts, renewed about once a second. A controller
-that offers DCMI without a sensor answers 0 W, or that the reading is deactivated: neither is taken for a measurement.
+that offers DCMI without a sensor answers 0 W, or a deactivated reading: neither is accepted as a measurement.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Answer = Callable[[], tuple[int, str, str]]
 
 
 def open_ipmi(answer: Answer | None = None, *, background: bool = True) -> PolledMeter:
-    """The power of this host.
+    """Open a meter of the power of this host.
 
     Args:
         answer: Runs ``ipmitool``.
-        background: Ask in a thread.
+        background: Whether a thread polls the BMC.
 
     Raises:
         CapabilityError: No ``ipmitool``, no BMC, no permission, or a BMC without a power sensor.
@@ -58,7 +58,7 @@ def reading_w(answer: Answer) -> float:
     """The power of the host now, watts.
 
     Raises:
-        CapabilityError: It is not known; the error says why.
+        CapabilityError: The power is not available; the error states the reason.
     """
     code, out, err = answer()
     if code != 0:

@@ -1,4 +1,4 @@
-"""Sources that take longer to answer than a sampler may wait: asked in a thread, read from memory."""
+"""Meter of a source that is too slow for a sampler: a thread polls it, and readings come from memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ DIVIDED = "the host's energy is divided among processes by their CPU time alone,
 
 
 class PolledMeter:
-    """The latest answer of a slow source, while it is fresh.
+    """Meter that gives the latest answer of a slow source, while the answer is fresh.
 
     Args:
-        channels: What the answer holds.
-        fetch: Asks once: a value a channel, NaN where there is none. Raises JouleryError where nothing answers.
-        name: The source, for notes.
-        period_s: Time between two questions.
-        now_s: A monotonic clock.
-        background: Ask in a thread; else in ``read``, when a period is over.
-        notes: What to say first.
-        first: An answer that is known already.
+        channels: Channels of the values in an answer.
+        fetch: Reads one value for each channel, NaN where there is none. Raises JouleryError if the source fails.
+        name: Name of the source, for notes.
+        period_s: Seconds between two requests.
+        now_s: A monotonic clock, seconds.
+        background: Whether a thread polls the source; otherwise ``read`` does so when a period is over.
+        notes: The first notes.
+        first: An answer that was fetched already.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PolledMeter:
         return self._channels
 
     def read(self) -> tuple[float, ...]:
-        """The latest answer, joules or watts as each channel says; NaN without a fresh one."""
+        """The latest answer, joules or watts by the kind of each channel; NaN without a fresh one."""
         if self._closed.is_set():
             return (math.nan,) * len(self._channels)
         if not self._background:
@@ -76,7 +76,7 @@ class PolledMeter:
             return self._values if fresh else (math.nan,) * len(self._channels)
 
     def ask(self) -> None:
-        """Ask once, now."""
+        """Poll the source once, now."""
         self._asked_at_s = self._now_s()
         try:
             values = self._fetch()
@@ -92,13 +92,13 @@ class PolledMeter:
                 self._notes.append(f"{self._name} answers again")
 
     def notes(self) -> tuple[str, ...]:
-        """That the source was lost, or came back."""
+        """New notes: the first ones, and that the source stopped answering or answers again."""
         with self._lock:
             said, self._notes = tuple(self._notes), []
         return said
 
     def close(self) -> None:
-        """Stop asking. Safe to call twice."""
+        """Stop polling the source. Safe to call twice."""
         self._closed.set()
 
     def _ask_on(self) -> None:
@@ -108,7 +108,7 @@ class PolledMeter:
             self._closed.wait(max(0.0, self._period_s - (self._now_s() - started_s)))
 
     def _fail(self, why: str) -> None:
-        """Say once that nothing answers; the lock is held."""
+        """Note once that the source does not answer. The caller holds the lock."""
         if not self._failure:
             self._notes.append(f"{self._name} cannot be read: {why}")
         self._failure = why

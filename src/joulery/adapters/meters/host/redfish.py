@@ -1,16 +1,16 @@
-"""The host's power as its management controller (BMC) reports over Redfish (DMTF DSP0266, DSP2046).
+"""Meter of the host's power from its management controller (BMC), over Redfish (DMTF DSP0266, DSP2046).
 
-Read is one chassis, by the first of these that it has:
+The meter reads one chassis, from the first of these resources that it has:
 
 1. ``EnvironmentMetrics``: ``EnergyJoules``, a counter; else ``PowerWatts``;
-2. ``Power``: ``PowerControl[].PowerConsumedWatts`` (deprecated, and what most machines of today have). With several,
+2. ``Power``: ``PowerControl[].PowerConsumedWatts`` (deprecated, and present on most machines of today). With several,
    the first with a number counts: the others may be parts of it.
 
-``EnergykWh`` is not read: a tenth of a kilowatt hour resolves no run. A machine with several chassis is read by the one
-that lies in no other; where there are several, one must be named, because their sum may count a part twice.
+``EnergykWh`` is not read: its resolution of 0.1 kWh is too coarse for a run. Of several chassis, the meter reads the
+one that no other contains; where there are several such, the user must name one, because a sum may count a part twice.
 
-User and password come from ``REDFISH_USER`` and ``REDFISH_PASSWORD``; an account with the role ReadOnly is enough. They
-are sent over TLS alone, except to this machine. ``REDFISH_CA`` names the certificate of a BMC that signed its own.
+``REDFISH_USER`` and ``REDFISH_PASSWORD`` contain the account; the role ReadOnly is enough. They are sent only over TLS,
+except to this machine. ``REDFISH_CA`` names the certificate file of a BMC with a self-signed certificate.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ Fetch = Callable[[str], Mapping[str, Any] | None]
 
 
 def open_redfish(address: str, fetch: Fetch | None = None, *, background: bool = True) -> PolledMeter:
-    """The power of a host.
+    """Open a meter of the power of a host.
 
     Args:
         address: ``https://BMC`` or ``https://BMC/redfish/v1/Chassis/NAME``.
         fetch: Returns a resource.
-        background: Ask in a thread.
+        background: Whether a thread polls the BMC.
 
     Raises:
-        ConfigError: It is no address, several chassis could be meant, or a password would be sent in the clear.
-        CapabilityError: Nothing answers there, the account is refused, or no power is reported.
+        ConfigError: The address is invalid, several chassis are possible, or a password would be sent without TLS.
+        CapabilityError: The BMC does not answer, refuses the account, or reports no power.
     """
     parts = redfish_address(address)
     ask = fetch or RedfishClient(parts, os.environ).get
@@ -79,10 +79,10 @@ def open_redfish(address: str, fetch: Fetch | None = None, *, background: bool =
 
 
 def redfish_address(text: str) -> SplitResult:
-    """The address of a BMC.
+    """Parse the address of a BMC.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is not such an address.
     """
     try:
         parts = urlsplit(text if "://" in text else f"https://{text}")
@@ -100,14 +100,14 @@ def redfish_address(text: str) -> SplitResult:
 
 
 class RedfishClient:
-    """GETs resources with an account, bounded in time and size.
+    """HTTP client of a BMC, with an account and limits of time and size.
 
     Args:
-        address: Of the BMC.
-        environ: Holds the account.
+        address: The BMC's address.
+        environ: Environment variables with the account.
 
     Raises:
-        ConfigError: The password would travel without TLS.
+        ConfigError: The password would be sent without TLS.
         CapabilityError: The certificate file cannot be read.
     """
 
@@ -134,7 +134,7 @@ class RedfishClient:
         """The JSON of a resource; None where there is none.
 
         Raises:
-            CapabilityError: It does not answer, refuses the account, or answers no JSON object.
+            CapabilityError: The BMC does not answer, refuses the account, or its answer is not a JSON object.
         """
         url = self._address._replace(path=path, query="").geturl()
         connection: http.client.HTTPConnection
@@ -178,7 +178,7 @@ class RedfishClient:
 
 
 def _chassis(ask: Fetch, parts: SplitResult) -> str:
-    """The path of the one chassis that reports power and lies in no other."""
+    """The path of the only chassis that reports power and is not contained in another."""
     listed = ask(ROOT)
     paths = [_id(member) for member in _list((listed or {}).get("Members"))]
     outer = []
@@ -200,7 +200,7 @@ def _chassis(ask: Fetch, parts: SplitResult) -> str:
 
 
 def _source(ask: Fetch, chassis: str) -> tuple[tuple[float, ReadingKind] | None, tuple[str, ...]]:
-    """A chassis's reading now, joules or watts, and notes for a reader."""
+    """The current reading of a chassis, joules or watts, and notes; None without a reading."""
     found = ask(chassis) or {}
     if path := _id(found.get("EnvironmentMetrics")):
         metrics = ask(path) or {}
@@ -222,7 +222,7 @@ def _source(ask: Fetch, chassis: str) -> tuple[tuple[float, ReadingKind] | None,
 
 
 def _number(value: object) -> float | None:
-    """A reading of a running host: finite and above 0."""
+    """The number of a plausible reading, finite and above 0; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         return None
     return float(value)

@@ -1,9 +1,9 @@
-"""The node's power as Slurm gathers it (``acct_gather_energy``), by ``scontrol show node``.
+"""Meter of the node's power as Slurm collects it (``acct_gather_energy``), from ``scontrol show node``.
 
-For nodes whose sensors only ``slurmd`` may read. What the watts cover depends on the plug-in: the whole node
+It serves nodes whose sensors only ``slurmd`` may read. The plug-in decides what the watts cover: the whole node
 (``ipmi``, ``xcc``, ``pm_counters``) or its processors (``rapl``). With ``gpu`` Slurm adds up boards that the meters
-``nvml`` and ``amd`` tell apart. Joules of finished jobs (``ConsumedEnergyRaw``) are read by ``joulery report
---from-sacct``.
+``nvml`` and ``amd`` read separately. ``joulery report --from-sacct`` reads the joules of finished jobs
+(``ConsumedEnergyRaw``).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Ask = Callable[[str], str]
 
 
 def slurm_printer(run: Runner | None = None, conf: Path | None = None) -> Ask:
-    """Prints Slurm's configuration, or a node of the name given.
+    """A function that returns Slurm's output for its configuration or for a node.
 
     Args:
         run: Runs a command of Slurm.
-        conf: The slurm.conf of its cluster; that of the environment when None.
+        conf: The cluster's slurm.conf; None for the one of the environment.
     """
     runner = run or command_runner(TIMEOUT_S, conf)
 
@@ -51,16 +51,16 @@ def slurm_printer(run: Runner | None = None, conf: Path | None = None) -> Ask:
 def open_slurm_energy(
     node: str = "", ask: Ask | None = None, *, conf: Path | None = None, background: bool = True
 ) -> PolledMeter:
-    """The power of this node.
+    """Open a meter of the power of this node.
 
     Args:
-        node: Its name in Slurm; when empty the one that Slurm gave this process, else the host's short name.
+        node: The node's name in Slurm; when empty, ``SLURMD_NODENAME``, else the host's short name.
         ask: Runs the commands.
-        conf: The slurm.conf of its cluster; that of the environment when None.
-        background: Ask in a thread.
+        conf: The cluster's slurm.conf; None for the one of the environment.
+        background: Whether a thread polls Slurm.
 
     Raises:
-        CapabilityError: Slurm does not answer, gathers no energy, or not of this node.
+        CapabilityError: Slurm does not answer, collects no energy, or has no reading of this node.
     """
     ask = ask or slurm_printer(conf=conf)
     node = node or os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
@@ -88,10 +88,10 @@ def open_slurm_energy(
 
 
 def power_w(ask: Ask, node: str) -> float:
-    """The node's power as Slurm read it last, watts.
+    """The node's power at Slurm's last reading, watts.
 
     Raises:
-        CapabilityError: Slurm has no reading of it (``n/s``, or 0 before the first one).
+        CapabilityError: Slurm does not show the node, or has no reading (``n/s``, or 0 before the first one).
     """
     try:
         watts = _WATTS.search(ask(node))

@@ -1,4 +1,4 @@
-"""Does something to a module of the traced program as soon as the program has imported it."""
+"""Callback with a module of the traced program as soon as the program has imported it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 class AwaitedImport:
-    """A finder that steps aside when one module is imported, and calls back behind it.
+    """Import finder that removes itself when one module is imported, and calls back after the import.
 
     Args:
         name: Full name of the module.
@@ -21,7 +21,7 @@ class AwaitedImport:
         self._name, self._then = name, then
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's own spec, with the call behind its loader; None for anything else."""
+        """The module's own spec, with the callback after its loader; None for any other module."""
         if name != self._name:
             return None
         self.remove()
@@ -38,13 +38,13 @@ class AwaitedImport:
         return spec
 
     def remove(self) -> None:
-        """Wait no longer."""
+        """Remove this finder from the import system. Safe to call twice."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
 def when_imported(name: str, then: Callable[[ModuleType], None]) -> Callable[[], None]:
-    """Call back with a module: now if it is loaded, else once it is. What is given back waits no longer."""
+    """Call back with a module: now if it is loaded, else once it is. The returned function cancels the wait."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         then(loaded)

@@ -1,11 +1,11 @@
-"""Generated code of ``torch.compile`` in a PyTorch program: the module that each of its calls comes from.
+"""Recorder of the module that each kernel call in the generated code of ``torch.compile`` belongs to.
 
-Dynamo's graph of a program says which module each operation is from; the code that Inductor generates names, above each
-call of a kernel, where it comes from. Both are noted: the graph when a backend is given it, the code when a cycle
-begins. While a cycle is recorded, each call of a kernel runs inside a range of its number, by an exchange of the
-``__code__`` of the generated function; before and after, the generated code is as it was made. Nothing is compiled
-anew, and no setting of the compiler, which its caches depend on, is changed. Whatever this version of PyTorch lacks, a
-compiled region stays one leaf. :mod:`joulery.adapters.tracers.kineto.compiled` reads what is noted here.
+Dynamo's graph of a program states the module of each operation; the code that Inductor generates names, above each
+kernel call, the graph nodes of the call. Both are recorded: the graph when Dynamo passes it to a backend, the code when
+a cycle begins. While a cycle is recorded, each kernel call runs inside a range with its number: the ``__code__`` of the
+generated function is exchanged for that time. Nothing is compiled again, and no compiler setting (its caches depend on
+them) is changed. Where this version of PyTorch lacks one of these interfaces, a compiled region stays one leaf.
+:mod:`joulery.adapters.tracers.kineto.compiled` reads the recorded graphs and code.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _WRAPPERS = frozenset({"_modules", "_orig_mod"})
 
 
 class CompiledCode:
-    """Notes the graphs and the generated code of one process.
+    """Record of the compiled graphs and the generated code of one process.
 
     Args:
-        enter: Makes a range of a name; what it gives is a context manager.
+        enter: Returns a context manager for a range with the given name.
         caller: The module whose call is running in this thread, outermost wrapper first; None outside any.
         name: Name of a module.
     """
@@ -58,7 +58,7 @@ class CompiledCode:
     # ---- graphs
 
     def install(self) -> None:
-        """Note every graph from now on; where Dynamo is not loaded yet, as soon as it is."""
+        """Record every graph from now on; if Dynamo is not loaded yet, start once it is."""
         self._stop_waiting = when_imported(_MADE, self._watch)
 
     def _watch(self, made: ModuleType) -> None:
@@ -84,7 +84,7 @@ class CompiledCode:
         self._restore = restore
 
     def _note(self, output: Any, graph: Any) -> None:
-        """The operations of a graph (name, the program's stack, path of the module, what is called) and its inputs."""
+        """Record a graph: its operations (name, the program's stack, module path, called function) and its inputs."""
         roots = {"L": getattr(output, "local_scope", {}), "G": getattr(output, "global_scope", {})}
         caller = self._caller()
         paths: dict[str, str] = {"": ""}
@@ -109,7 +109,7 @@ class CompiledCode:
         self._graphs.append({"calls": rows, "inputs": inputs})
 
     def _path(self, place: str, roots: Mapping[str, Any], caller: Any) -> str:
-        """``L['self'].layers.0`` as ``.layers.0`` below the module that calls the graph, or with a name of its own."""
+        """The module path of a place: ``L['self'].layers.0`` as ``.layers.0`` below the caller, or as a full name."""
         first, *steps = _steps(place)
         value = roots[place[: place.index("[")]].get(first)
         module = sys.modules["torch"].nn.Module
@@ -133,12 +133,12 @@ class CompiledCode:
     # ---- generated code
 
     def mark(self) -> None:
-        """Run the calls of all generated code in ranges of their own, from its next run on."""
+        """Put a range around each kernel call of all generated code, from its next run on."""
         self._marked = True
         self.look()
 
     def look(self) -> None:
-        """Mark code that was generated since, while a cycle is recorded."""
+        """Mark newly generated code; does nothing unless a cycle is recorded."""
         if not self._marked:
             return
         cache = getattr(sys.modules.get(_CODE), "PyCodeCache", None)
@@ -154,20 +154,20 @@ class CompiledCode:
                 function.__code__ = marked
 
     def unmark(self) -> None:
-        """Leave the generated code as it was."""
+        """Restore the generated code without ranges."""
         self._marked = False
         for function, plain, _ in self._swaps:
             function.__code__ = plain
 
     def stop(self) -> None:
-        """Note no more."""
+        """Restore the generated code and stop recording graphs."""
         self.unmark()
         self._stop_waiting()
         self._restore()
         self._swaps = []
 
     def write(self, file: Path) -> None:
-        """Write what is known; nothing where nothing was compiled."""
+        """Write the recorded graphs and code to a file; write no file where no code was recorded."""
         if not self._codes:
             return
         draft = file.with_suffix(".draft")
@@ -177,7 +177,7 @@ class CompiledCode:
         draft.replace(file)
 
     def _add(self, module: ModuleType, linemaps: Mapping[str, Any]) -> None:
-        """Learn the calls of one generated module, and make its marked code."""
+        """Record the kernel calls of one generated module, and compile its code with ranges."""
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         code = _Calls(source, f"{CALL}{len(self._codes)}:")
         found = list(_exchanges(module, code))
@@ -199,8 +199,8 @@ class _Calls(ast.NodeTransformer):
     """Puts a range around each statement of generated code that calls a kernel.
 
     Attributes:
-        calls: (line, what it calls, whether that is a fused kernel, its source nodes, its operations, the numbers of
-            the graph's inputs that it is given) of each, in order.
+        calls: Of each call, in order: (line, kernel, whether the kernel is fused, source nodes, operations, numbers
+            of the graph's inputs in it).
         marked: The functions of the module, with ranges.
     """
 

@@ -1,7 +1,7 @@
-"""The schedule of a recorder that lives in a traced program, and the file in which it says what it recorded.
+"""The schedule of a recorder that runs in a traced program, and the marks file that lists its recordings.
 
-A recorder never disturbs the program: it raises nothing into the program. When the profiler or the disk
-refuses, recording ends and the reason goes to the marks file. After the last cycle nothing of it is active.
+A recorder never disturbs the program: it raises no error there. When the profiler or the disk fails, recording ends
+and the reason is written to the marks file. After the last cycle no part of the recorder is active.
 
 Files, in the folder of the settings: ``FRAMEWORK-PID.marks`` (one JSON object a line), one file a cycle, and
 ``FRAMEWORK-PID.recording`` while one is recorded.
@@ -33,11 +33,11 @@ _TROUBLE = (AttributeError, ImportError, OSError, RuntimeError, TypeError, Value
 
 
 class Cycles(ABC):
-    """Records cycles of ``skip``, ``warmup`` and ``active`` steps, ``repeat`` times (0: until the program ends).
+    """Base of recorders of cycles of ``skip``, ``warmup`` and ``active`` steps, ``repeat`` times (0: until the end).
 
     Args:
-        framework: What is recorded; files are named after it.
-        folder: Where the files go; it exists.
+        framework: Name of the framework; files are named after it.
+        folder: Existing folder for the files.
         skip, warmup, active, repeat: The schedule.
     """
 
@@ -66,7 +66,7 @@ class Cycles(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Let the profiler settle; nothing is kept yet."""
+        """Prepare the profiler; it does not keep any events yet."""
 
     @abstractmethod
     def _start(self) -> None:
@@ -74,15 +74,15 @@ class Cycles(ABC):
 
     @abstractmethod
     def _stop(self, stem: Path) -> Path:
-        """Stop the profiler and write what it saw to a file named after the stem; that file."""
+        """Stop the profiler, write its recording to a file named after the stem, and return that file."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Let go of a profiler that was prepared and not started."""
+        """Discard a profiler that was prepared and not started."""
 
     @abstractmethod
     def _range(self, name: str) -> AbstractContextManager[Any]:
-        """A range of the trace."""
+        """A context manager that records a named range in the trace."""
 
     @abstractmethod
     def _version(self) -> str:
@@ -90,31 +90,31 @@ class Cycles(ABC):
 
     @abstractmethod
     def _settle(self) -> None:
-        """Wait for what the program has started on devices and not waited for: at the edges of a recording."""
+        """Wait for the program's pending work on devices, at the start and at the end of a recording."""
 
     def _gpus(self) -> dict[str, str]:
         """UUID of each accelerator that the program uses, by its name in the trace; empty where it is not known."""
         return {}
 
     def _installed(self) -> None:
-        """To be called once the hooks are in place."""
+        """Register the handlers of exit and fork; called once the hooks are in place."""
         atexit.register(self.finish)
         os.register_at_fork(after_in_child=self._forked)
 
     def begin(self) -> None:
-        """Begin now, not with the first call."""
+        """Start the schedule now instead of with the first call."""
         if self._thread is None:
             self._thread = threading.get_ident()
             self._guarded(self._first)
 
     def step(self) -> None:
-        """End a step by hand; from the first time on, nothing else ends one."""
+        """End a step explicitly; after the first use, steps end only in this way."""
         self._by_hand = True
         if not self._over:
             self._guarded(self._advance)
 
     def finish(self) -> None:
-        """End recording and keep what there is. Safe to call twice."""
+        """End recording and keep what was recorded. Safe to call twice."""
         if os.getpid() != self._pid:
             return
         if self._over:
@@ -126,7 +126,7 @@ class Cycles(ABC):
         self._end_mark()
 
     def _recount(self) -> None:
-        """Steps went on after the last cycle: the counts of the whole program replace those of before."""
+        """Write the end mark again if steps were counted after it: the new counts replace the earlier ones."""
         if self._counted is not None and (self._steps != self._counted or self._later):
             self._later = False
             self._end_mark()
@@ -147,7 +147,7 @@ class Cycles(ABC):
         )
 
     def _yielding(self, start: Callable[..., Any]) -> Callable[..., Any]:
-        """The framework's way to start its only profiler, made so that the program's own profiling goes first."""
+        """Wrap the function that starts the framework's only profiler: the program's own use of it takes precedence."""
 
         @functools.wraps(start)
         def starting(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +158,7 @@ class Cycles(ABC):
         return starting
 
     def _give_way(self) -> None:
-        """Keep what was recorded so far and let the program's own profiler have its turn."""
+        """End the cycle early and keep its recording, so that the program's own profiler can start."""
         self._mark({"kind": "note", "text": "the program started its own profiler: a cycle ended early"})
         self._end(partial=True)
         self._position = 0
@@ -183,11 +183,11 @@ class Cycles(ABC):
         self._arrange()
 
     def _done(self) -> None:
-        """All cycles of the schedule are recorded; the program goes on, so that its end is not noted yet."""
+        """Finish after the last cycle of the schedule, without a subclass's handling of the program's end."""
         Cycles.finish(self)
 
     def _arrange(self) -> None:
-        """Bring the profiler into the state of the position."""
+        """Prepare or start the profiler, as the position in the schedule requires."""
         if self._resting:
             return
         if self._position >= self._skip and not self._ready:
@@ -208,11 +208,11 @@ class Cycles(ABC):
             self._begin = {"step": self._steps, "clock": self._clock(), "loaded": loaded}
 
     def _flag(self) -> Path:
-        """File that exists while a cycle is recorded, or about to be: the sampler reads threads meanwhile."""
+        """The file that exists while a cycle is prepared or recorded; the sampler reads threads meanwhile."""
         return self._folder / f"{self._framework}-{self._pid}.recording"
 
     def _ours(self, action: Callable[[], None]) -> None:
-        """Something that starts a profiler: for once the recorder's."""
+        """Run an action that starts the recorder's profiler, so that it is not taken for the program's own."""
         self._own = True
         try:
             action()
@@ -220,7 +220,7 @@ class Cycles(ABC):
             self._own = False
 
     def _end(self, *, partial: bool = False) -> None:
-        """End a cycle: stop the profiler and write what it saw."""
+        """End a cycle: stop the profiler and write its recording."""
         if not self._ready:
             return
         self._ready = False
@@ -253,7 +253,7 @@ class Cycles(ABC):
         )
 
     def _forget(self) -> None:
-        """Stop a cycle of which nothing is kept: what it recorded were no steps."""
+        """Stop a cycle and discard its recording, because the recorded calls were not steps."""
         if self._recording:
             self._recording = self._ready = False
             self._stop(self._folder / f"{self._framework}-{self._pid}-none").unlink()
@@ -262,7 +262,7 @@ class Cycles(ABC):
             self._ours(self._drop)
 
     def _clock(self) -> list[list[int]]:
-        """(unix, monotonic) before and (monotonic, unix) after a range of the trace: its clock tied to the system's."""
+        """Clock marks: (unix, monotonic) before and (monotonic, unix) after the beginning of a range of the trace."""
         marks = []
         for _ in range(CLOCK_MARKS):
             before = [time.time_ns(), time.monotonic_ns()]
@@ -272,14 +272,14 @@ class Cycles(ABC):
         return marks
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Do something that may fail; when it does, recording is over and the program goes on."""
+        """Run an action that may fail; a failure ends recording and the program continues."""
         try:
             action()
         except self._trouble as error:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Recording is over, for this reason."""
+        """End recording because of an error, and write the reason to the marks file."""
         self._retire()
         try:
             text = f"recording ended early: {type(error).__name__}: {error}"
@@ -292,13 +292,13 @@ class Cycles(ABC):
             marks.write(json.dumps(fields) + "\n")
 
     def _retire(self) -> None:
-        """Record nothing from here on."""
+        """Stop recording for good."""
         self._ready, self._recording, self._over = False, False, True
         if os.getpid() == self._pid:
             self._flag().unlink(missing_ok=True)
 
     def _forked(self) -> None:
-        """In a forked child: a recorder of its own, unless the profiler has run in the parent (which fails then)."""
+        """Reset the recorder in a forked child, or disable it there if the parent has used the profiler."""
         self._thread = None
         self._forks += 1
         if self._used or self._over:
@@ -310,7 +310,7 @@ class Cycles(ABC):
         self._kind, self._resting = OTHER, False
 
     def _unrecorded(self) -> None:
-        """A forked child trains, and cannot be recorded: say so, once."""
+        """Note, once, that a forked child trains and cannot be recorded."""
         self._orphan = False
         self._pid = os.getpid()
         self._guarded(

@@ -1,9 +1,9 @@
-"""Steps of optimizers that torch.compile hides: in PyTorch 2.1 its first use takes the hooks off their classes.
+"""Wrappers for optimizer steps that torch.compile hides: in PyTorch 2.1 its first use removes the classes' hooks.
 
-There, and wherever a later version does the same, ``TorchPatcher.patch`` puts the plain function in place of each
-``step`` that runs hooks and marks it as hooked, so that no later optimizer gets them back. Each such ``step`` is
-wrapped again here: it reports to the recorder as the hook would, inside a range of the name that PyTorch gives it.
-Where nothing was taken off, nothing is done.
+There, and in any later version that does the same, ``TorchPatcher.patch`` replaces each ``step`` that runs hooks with
+the plain function and marks it as hooked, so that later optimizers do not get the hooks back. This module wraps each
+such ``step`` again: it reports to the recorder as the hook would, inside a range with the name that PyTorch gives it.
+Where no hook was removed, nothing is wrapped.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PATCHER = "torch._dynamo.eval_frame"
 
 
 class HiddenSteps:
-    """Has the optimizers of ``torch.optim`` report their steps after torch.compile took their hooks off.
+    """Makes the optimizers of ``torch.optim`` report their steps after torch.compile removed their hooks.
 
     Args:
         optimizers: ``torch.optim``.
-        compiling: Whether the code that asks is being compiled.
+        compiling: Whether the calling code is being compiled.
         stepped: The hook of a step: optimizer, arguments, named arguments.
-        enter: Makes a range of a name, where a cycle is recorded; None elsewhere.
+        enter: Returns a range with the given name while a cycle is recorded, else None.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class HiddenSteps:
         self._stop_waiting = when_imported(_PATCHER, self._watch)
 
     def stop(self) -> None:
-        """Wrap no further classes; those that are report on, for steps are counted to the end."""
+        """Wrap no further classes; wrapped classes continue to report, for steps are counted to the end."""
         self._stop_waiting()
         self._restore()
 

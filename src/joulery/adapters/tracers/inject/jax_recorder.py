@@ -1,9 +1,9 @@
-"""Records a few steps of a JAX program by its own profiler.
+"""Recorder of a few steps of a JAX program, by JAX's own profiler.
 
-Runs in the traced program and must never disturb it (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
-where a function that :func:`jax.jit` compiled is called again: the first one that differentiates (:func:`jax.grad`),
-compiled or not; in a program without one, the function that the program called twice first. A cycle's file is an XLA
-profile, which holds the compiled programs too.
+It runs in the traced program and must never disturb it (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
+where one function is called again: the first function that differentiates (:func:`jax.grad`), compiled or not; in a
+program without one, the first function compiled by :func:`jax.jit` that was called twice. A cycle's file is an XLA
+profile, which contains the compiled programs too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def install_from(settings: dict[str, Any]) -> JaxRecorder:
 
 
 class Compiled:
-    """Result of ``jax.jit`` that reports each call to the recorder; in all else the function it stands for.
+    """Proxy of a function from ``jax.jit`` that reports each call to the recorder and is otherwise transparent.
 
     Args:
-        inner: What ``jax.jit`` made.
-        call: Calls it, and counts that.
+        inner: The function that ``jax.jit`` returned.
+        call: Calls the function and reports the call.
     """
 
     def __init__(self, inner: Any, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
@@ -49,7 +49,7 @@ class Compiled:
         return type(self._inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function it stands for."""
+        """Call the wrapped function."""
         return self._call(self._inner, args, kwargs)
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
@@ -68,11 +68,11 @@ class Compiled:
         return self._inner.__reduce__()
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the function it stands for, and so are those below: who asks by protocol must find them."""
+        """The wrapped function's ``lower``; defined here, like ``trace``, for checks by protocol."""
         return self._inner.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the function it stands for."""
+        """The wrapped function's ``trace``."""
         return self._inner.trace(*args, **kwargs)
 
 
@@ -93,7 +93,7 @@ class JaxRecorder(XlaCycles):
         self._running: Any = None
 
     def install(self) -> None:
-        """Stand in for ``jax.jit`` and for its gradients; recording begins with the first call of what they make."""
+        """Replace ``jax.jit`` and JAX's gradients; recording begins with the first call of a function they return."""
         self._jax = importlib.import_module("jax")
         self._core = importlib.import_module("jax._src.core")
         self._profiling = importlib.import_module("jax._src.profiler")
@@ -128,7 +128,7 @@ class JaxRecorder(XlaCycles):
             importlib.import_module("jax._src.source_info_util").register_exclusion(__file__)
 
     def _differentiating(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """A transformation that differentiates, made so that the recorder knows which functions do."""
+        """Wrap a transformation that differentiates, so that the recorder recognises the resulting functions."""
 
         @functools.wraps(make)
         def making(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +170,7 @@ class JaxRecorder(XlaCycles):
         return answer
 
     def _settle(self) -> None:
-        """Wait for what was started: JAX answers before it has computed."""
+        """Wait for the last result: JAX returns it before it is computed."""
         last, self._last = self._last, None
         for leaf in self._jax.tree_util.tree_leaves(last):
             if hasattr(leaf, "block_until_ready") and not leaf.is_deleted():

@@ -1,8 +1,8 @@
-"""Counts what the data loaders of a PyTorch program give: samples, and tokens of language models.
+"""Counts of the samples, and of the tokens of language models, that the data loaders of a PyTorch program return.
 
 A batch counts as many samples as its first tensor has rows, as PyTorch's own collation makes it, and as many tokens as
-its ``input_ids`` has elements, padding included, as the Trainer of Transformers counts them. Accelerate takes each
-batch while the one before it is still to be trained on: there a batch counts when the next one is taken.
+its ``input_ids`` has elements, padding included, as the Trainer of Transformers counts them. Accelerate fetches one
+batch ahead of training: there a batch counts when the next one is fetched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _AHEAD = "accelerate.data_loader"
 
 
 class LoadedCounts:
-    """Samples and tokens that the data loaders of this process have given so far.
+    """Samples and tokens that the data loaders of this process have returned so far.
 
     Attributes:
         now: Up to the last batch.
@@ -70,7 +70,7 @@ class LoadedCounts:
         self._remove = remove
 
     def stop(self) -> None:
-        """Count no further, and leave the loaders as they were."""
+        """Stop counting and restore the loaders."""
         self._counts = False
         self._remove()
 
@@ -87,7 +87,7 @@ class LoadedCounts:
 
 
 def sizes(batch: Any) -> Seen:
-    """Samples and tokens of a batch; None for what it does not say. A batch of any type raises nothing."""
+    """The samples and tokens of a batch; None for a number that it does not show. No type of batch raises an error."""
     try:
         tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if tokens is not None and _is_rows(tokens):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ModuleNames:
-    """Names of modules: ``Class/dotted.path``, of the tree below the module that was called first."""
+    """Registry of module names: ``Class/dotted.path``, with the class of the module that was called first."""
 
     def __init__(self) -> None:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -18,9 +18,9 @@ class ModuleNames:
         return module in self._names
 
     def of(self, module: Any, caller: str | None) -> str:
-        """Name of a module; one not seen before is named after its class, below its caller where it has one.
+        """The name of a module; a new module is named after its class, below its caller where it has one.
 
-        One that a method of a model calls (``model.encode(x)``, ``model.training_step(batch)``) is that model's part.
+        A module called by a model's method (``model.encode(x)``, ``model.training_step(batch)``) is part of that model.
         """
         name = self._names.get(module)
         if name is None and caller is None and (owner := _owner(module)) is not None:

@@ -1,4 +1,4 @@
-"""Native code in a traced program: filters lines that it writes, and skips its destructors at exit."""
+"""Helpers for native code in a traced program: filter its standard error, and skip its destructors at exit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 
 def exit_at_once() -> None:
-    """End a forked process without the destructors of C++: the profiler's waits for a thread that was not forked.
+    """Make a forked process skip C++ destructors at exit: the profiler's waits for a thread that was not forked.
 
-    The last function given to ``on_exit`` is called first: streams are flushed, then the process ends with its status.
+    Functions registered with ``on_exit`` run in reverse: streams are flushed, then the process ends with its status.
     """
     libc = ctypes.CDLL(None)
     try:

@@ -1,7 +1,7 @@
 """Start-up of a traced Python program: waits for its framework to be imported, then records it.
 
-Python imports a module of this name at start from the first folder of PYTHONPATH. The program's own ``sitecustomize``,
-if it has one, is run in its turn.
+Python imports a module of this name at start from the first folder of PYTHONPATH. This module also runs the program's
+own ``sitecustomize``, if it has one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _RECORDERS = {
 
 
 class FrameworkImport:
-    """A finder that steps aside when the framework is imported, and installs the recorder behind it."""
+    """Import finder that removes itself when the framework is imported, and installs the recorder afterwards."""
 
     def __init__(self, settings: dict[str, object]) -> None:
         self._settings = settings
         self._framework = str(settings["framework"])
 
     def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The framework's own spec, with the recorder behind its loader; None for anything else."""
+        """The framework's own spec, with the recorder installed after its loader; None for any other module."""
         if name != self._framework:
             return None
         sys.meta_path.remove(self)
@@ -58,7 +58,7 @@ class FrameworkImport:
         return spec
 
     def _note(self, module: ModuleType, error: Exception) -> None:
-        """Leave the reason why this version of the framework is not recorded, for the report."""
+        """Write the reason why this version of the framework cannot be recorded to the marks file."""
         version = getattr(module, "__version__", "")
         text = f"{self._framework} {version} cannot be recorded: {type(error).__name__}: {error}"
         file = os.path.join(str(self._settings["folder"]), f"{self._framework}-{os.getpid()}.marks")  # noqa: PTH118
@@ -70,7 +70,7 @@ class FrameworkImport:
 
 
 def _load(name: str) -> ModuleType:
-    """A module beside this one, under its full name but without its packages: the program may have no joulery."""
+    """Load a module beside this one, under its full name but without its packages: joulery may not be installed."""
     full = f"{_PACKAGE}.{name}"
     spec = importlib.util.spec_from_file_location(full, os.path.join(_HERE, f"{name}.py"))  # noqa: PTH118
     assert spec is not None and spec.loader is not None

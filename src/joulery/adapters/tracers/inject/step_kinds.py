@@ -1,13 +1,13 @@
 """Classification of a program's steps: training steps, and calls of models that are evaluation steps.
 
-Training: the steps of the first optimizer that steps, where several take turns (of a GAN, the first of its two). Where
-the program goes on without it, the next one takes its place: at once if the first one is gone, else after
-:data:`_TAKEN_OVER` steps. An optimizer of plain tensors (a perturbation, a temperature) beside one of a model's
-parameters is none of training.
+Training steps are the steps of the first optimizer that steps, where several alternate (in a GAN, the first of the
+two). If the program continues without it, the next optimizer takes its place: at once if the first one was deleted,
+else after :data:`_TAKEN_OVER` steps. Beside an optimizer of a model's parameters, an optimizer of plain tensors (a
+perturbation, a temperature) does not count.
 
-Evaluation: a call in evaluation mode of the model that is trained, without gradients; with them too, if the model is
-trained in training mode. Calls in training mode (rollouts), of frozen models (teachers) and of others called once a
-step are none.
+Evaluation steps are calls of the trained model in evaluation mode, without gradients; with gradients too, if the model
+is trained in training mode. Calls in training mode (rollouts), calls of frozen models (teachers) and of other models
+called once a step are not evaluation steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OptimizerTurns:
         return bool(self._known)
 
     def add(self, optimizer: Any) -> None:
-        """An optimizer was made, or steps."""
+        """Register an optimizer that was created or has stepped."""
         self._known.add(optimizer)
 
     def is_trained(self, module: Any) -> bool:
@@ -51,29 +51,29 @@ class OptimizerTurns:
 
     @property
     def main(self) -> Any:
-        """The optimizer with steps that count; None before the first step, or when it is gone."""
+        """The optimizer whose steps count; None before the first step, or after it was deleted."""
         return self._main() if self._main is not None else None
 
     @property
     def has_stepped(self) -> bool:
-        """Whether an optimizer has stepped, though it may be gone."""
+        """Whether an optimizer has stepped, even if it was deleted since."""
         return self._main is not None
 
     def forget_main(self) -> None:
-        """None of the optimizers has stepped yet: in a forked process."""
+        """Return to the state before the first step of any optimizer, as in a forked process."""
         self._main = self._before = self._rival = None
         self._run = self._longest = self._since = 0
 
     def stepped(self, optimizer: Any, model: Any) -> tuple[bool, int]:
-        """An optimizer stepped.
+        """Handle a step of an optimizer.
 
         Args:
-            optimizer: It.
+            optimizer: The optimizer that stepped.
             model: The model that the program called first; None where that is not known.
 
         Returns:
-            Whether a step of training ends here, and how many steps have to be counted besides: those of an optimizer
-            before it took over, or less than zero where it turns out that it only took a long turn.
+            Whether a step of training ends here, and the number of further steps to count: those of an optimizer
+            before it took over, or a negative number where the other optimizer only took a long turn.
         """
         self.add(optimizer)
         main = self.main
@@ -95,7 +95,7 @@ class OptimizerTurns:
         return self._turn(optimizer, main)
 
     def _turn(self, optimizer: Any, main: Any) -> tuple[bool, int]:
-        """Another optimizer than the main one stepped."""
+        """Handle a step of an optimizer other than the main one."""
         if self._is_plain(optimizer) and not self._is_plain(main):
             return False, 0
         rival = self._rival() if self._rival is not None else None
@@ -111,20 +111,20 @@ class OptimizerTurns:
         return True, missed
 
     def rest(self) -> int:
-        """Steps to be counted at the end of the program: of an optimizer that had begun to take over."""
+        """The steps to count at the end of the program: those of an optimizer that had begun to take over."""
         found = self._run if self._run > 1 and self._goes_on() else 0
         self._run = 0
         return found
 
     def _goes_on(self) -> bool:
-        """Whether the other optimizer has stepped more often in a row than where they take turns."""
+        """Whether the other optimizer's run of steps is more than twice the longest run between two main steps."""
         return self._run > 2 * self._longest
 
     def _is_plain(self, optimizer: Any) -> bool:
         return not self._table(optimizer)[2]
 
     def _table(self, optimizer: Any) -> tuple[int, frozenset[int], bool]:
-        """Parameters of an optimizer by their ids, and whether a model's are among them; until it gets a group more."""
+        """An optimizer's number of groups, ids of its parameters, and whether a model's are among them; cached."""
         groups, kept = optimizer.param_groups, self._changed.get(optimizer)
         if kept is None or kept[0] != len(groups):
             own = [parameter for group in groups for parameter in group["params"]]
@@ -152,12 +152,12 @@ class Evaluations:
         self.running = self.before = 0
 
     def stepped(self) -> None:
-        """The optimizer stepped: what was called last was trained."""
+        """Handle a step of the optimizer: start a new count, and keep the mode in which the model was trained."""
         self.running, self._current = 0, None
         self._trains_in_training_mode = self._last_mode
 
     def begun(self) -> int:
-        """The first step of an optimizer: how many calls before it were evaluations with gradients."""
+        """Return and reset the number of evaluation calls with gradients before the first step of an optimizer."""
         found, self.before = self.before, 0
         return found if self._last_mode else 0
 
@@ -172,10 +172,10 @@ class Evaluations:
         return True
 
     def called(self, module: Any) -> int:
-        """Number of evaluation steps that a call adds, while an optimizer trains.
+        """The number of evaluation steps that a call adds, while an optimizer trains.
 
-        One where the model is the one that is trained. Another one, such as an average of the weights, is evaluated if
-        it is called twice in a row: both calls count then.
+        A call of the trained model adds one. Another model, such as an average of the weights, is evaluated if it is
+        called twice in a row: then both calls count.
         """
         graded = self._is_grad_enabled()
         if module.training:

@@ -1,8 +1,8 @@
-"""Records a few steps of a TensorFlow 2 program by its own profiler.
+"""Recorder of a few steps of a TensorFlow 2 program, by TensorFlow's own profiler.
 
-Runs in the traced program and must never disturb it (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
-where the ``tf.function`` that the program called twice first is called again: Keras' ``fit`` does so by itself. A
-cycle's file is an XLA profile.
+It runs in the traced program and must never disturb it (:mod:`joulery.adapters.tracers.inject.cycles`). A step ends
+where the first ``tf.function`` that was called twice is called again; Keras' ``fit`` makes such calls. A cycle's file
+is an XLA profile.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TensorFlowRecorder(XlaCycles):
         return through
 
     def _settle(self) -> None:
-        """Wait for what accelerators still do."""
+        """Wait for the pending work of accelerators."""
         self._tf.test.experimental.sync_devices()
 
     def _taken(self) -> bool:

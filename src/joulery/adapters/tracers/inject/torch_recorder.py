@@ -1,12 +1,12 @@
-"""Records a few steps of a PyTorch program: module ranges by global hooks, everything else by its own profiler.
+"""Recorder of a few steps of a PyTorch program: module ranges by global hooks, all else by PyTorch's own profiler.
 
-Runs in the traced program without disturbing it (:mod:`joulery.adapters.tracers.inject.cycles`). A training step ends
-when the optimizer has stepped, however often the model was called for it; of several optimizers,
-:mod:`joulery.adapters.tracers.inject.step_kinds` says which one. Before its first step, calls of a model without
-gradients are evaluation steps; they have a schedule of their own, and the schedule of the training begins afresh.
-Which calls are evaluations later, :mod:`joulery.adapters.tracers.inject.step_kinds` says. Without any optimizer, a
-step ends where the next call of the model begins. Modules without parameters (data transforms, losses) are no models.
-The steps are those of the thread that trains. A cycle's file is Kineto JSON.
+It runs in the traced program without disturbing it (:mod:`joulery.adapters.tracers.inject.cycles`). A training step
+ends when the optimizer has stepped, however often the model was called for it. Before the first step of an optimizer,
+calls of a model without gradients are evaluation steps; they have a schedule of their own, and the training schedule
+then starts from its beginning. :mod:`joulery.adapters.tracers.inject.step_kinds` decides which of several optimizers
+counts, and which later calls are evaluations. Without any optimizer, a step ends where the next call of the model
+begins. Modules without parameters (data transforms, losses) are not models. Only steps of the thread that trains count.
+A cycle's file is Kineto JSON.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class TorchRecorder(Cycles):
         )
 
     def _know_optimizers(self, kind: Any) -> None:
-        """Learn of every optimizer when it is made."""
+        """Register every optimizer when it is created."""
         make = kind.__init__
 
         @functools.wraps(make)
@@ -165,7 +165,7 @@ class TorchRecorder(Cycles):
         self._made = kind, make, making
 
     def _know_optimizer(self, optimizer: Any) -> None:
-        """An optimizer was made."""
+        """Register an optimizer that was created."""
         self._optimizers.add(optimizer)
 
     def name(self, module: Any, name: str) -> None:
@@ -215,7 +215,7 @@ class TorchRecorder(Cycles):
         return stack
 
     def _called(self, module: Any) -> None:
-        """A top-level module is called: this may begin a step."""
+        """Handle the call of a top-level module, which may begin a step."""
         if not _is_model(module):
             return
         if self._thread is None and self._in_loader():
@@ -254,7 +254,7 @@ class TorchRecorder(Cycles):
             self._guarded(self._advance)
 
     def _evaluate_first(self, module: Any) -> None:
-        """The first evaluation step begins if the model is evaluated: one that no known optimizer changes is not."""
+        """Begin evaluation steps if the model is evaluated; a model that no known optimizer changes is not."""
         if not self._torch.is_grad_enabled() and (
             not self._optimizers or (not module.training and self._optimizers.is_trained(module))
         ):
@@ -262,14 +262,14 @@ class TorchRecorder(Cycles):
             self._rollouts += bool(module.training)
 
     def _evaluated(self, module: Any) -> None:
-        """A model is called while an optimizer trains: several evaluation steps in a row are an evaluation."""
+        """Count a model call while an optimizer trains; several evaluation steps in a row end the training cycle."""
         found = self._evaluations.called(module)
         self._counts[EVALUATION] += found
         if found and self._evaluations.running >= _EVALUATION and self._ready:
             self._guarded(self._pause)
 
     def _enter_later(self, module: Any) -> None:
-        """Recording is over: evaluations are still counted, and calls where they are the steps."""
+        """Handle a module call after recording: count evaluations, and calls where the calls are the steps."""
         stack = self._stack()
         stack.append((module, "", None))
         if len(stack) > 1 or self._by_hand or threading.get_ident() != self._thread:
@@ -283,7 +283,7 @@ class TorchRecorder(Cycles):
             self._counts[OTHER] += 1
 
     def finish(self) -> None:
-        """End recording and keep what there is. Safe to call twice."""
+        """End recording and keep what was recorded. Safe to call twice."""
         if os.getpid() == self._pid and not self._ended:
             self._ended = True
             self._end_call()
@@ -292,7 +292,7 @@ class TorchRecorder(Cycles):
         super().finish()
 
     def _end_call(self) -> None:
-        """The last call ended its step; all others end where the next begins."""
+        """Count the step of the last call; every other step ends where the next one begins."""
         if self._by_hand or (self._over and self._kind == EVALUATION):
             return
         if self._kind == EVALUATION or (self._counts[OTHER] and not self._optimizers.has_stepped):
@@ -300,7 +300,7 @@ class TorchRecorder(Cycles):
             self._counts[self._kind] += 1
 
     def _begin_training(self) -> None:
-        """The first training step begins: the schedule starts afresh for it."""
+        """Begin the training steps, with the schedule at its beginning."""
         if self._kind != TRAINING and self._steps:
             self._end(partial=True)
             self._position = self._cycles = 0
@@ -350,7 +350,7 @@ class TorchRecorder(Cycles):
             self._guarded(self._advance)
 
     def _stepped_later(self, optimizer: Any) -> None:
-        """Recording is over: steps of training are still counted."""
+        """Handle a step of an optimizer after recording: count training steps."""
         if self._orphan:
             self._unrecorded()
         elif self._counted is not None and not self._by_hand and self._is_in_step_thread():
@@ -360,7 +360,7 @@ class TorchRecorder(Cycles):
                 self._evaluations.stepped()
 
     def _count_training(self, number: int) -> None:
-        """Count steps of training that no cycle counted, or (below zero) that were none."""
+        """Add training steps that no cycle counted; a negative number removes steps that were not training."""
         self._steps += number
         self._counts[TRAINING] += number
         if self._recording:
@@ -376,12 +376,12 @@ class TorchRecorder(Cycles):
         return True
 
     def _in_loader(self) -> bool:
-        """Whether this process is a worker of a data loader: what it calls are transforms."""
+        """Whether this process is a worker of a data loader: the modules it calls are transforms."""
         data = sys.modules.get("torch.utils.data")
         return data is not None and data.get_worker_info() is not None
 
     def _in_backward(self) -> bool:
-        """Whether autograd is calling: a module called there is computed again, not anew."""
+        """Whether autograd is running: a module called there is recomputed, which is not a new call."""
         current = getattr(self._torch._C, "_current_graph_task_id", None)
         return current is not None and current() != -1
 
@@ -443,7 +443,7 @@ class TorchRecorder(Cycles):
         return str(self._torch.__version__)
 
     def _new_profile(self) -> Any:
-        """A profiler of everything this machine has, of all threads, without slow tables where it can do without."""
+        """A profiler of all supported activities and threads, without slow tables where this version allows it."""
         profiler = importlib.import_module("torch.profiler")
         activities = list(profiler.supported_activities())
         options = {"profile_all_threads": True, "trace_only": True}
@@ -457,7 +457,7 @@ class TorchRecorder(Cycles):
         return kind(activities=activities)
 
     def _retire(self) -> None:
-        """Record nothing from here on. Hooks stay, idle, where code was compiled: without them it would be again."""
+        """Stop recording for good. Hooks stay, idle, where code was compiled: removing them would compile it again."""
         super()._retire()
         self._compiled.stop()
         if self._unhooked is not None:
@@ -484,7 +484,7 @@ def _is_model(module: Any) -> bool:
 
 
 def _is_compiling(torch: Any) -> Callable[[], bool]:
-    """The function by which code asks whether it is being compiled; PyTorch 2.1 has it elsewhere."""
+    """The function that states whether the calling code is being compiled; PyTorch 2.1 has it elsewhere."""
     found: Callable[[], bool] | None = getattr(torch.compiler, "is_compiling", None)
     if found is not None:
         return found

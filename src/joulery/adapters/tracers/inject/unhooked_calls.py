@@ -1,9 +1,9 @@
-"""Calls of modules that the recorder's hooks do not see, watched from outside.
+"""Wrappers that report module calls which the recorder's hooks miss.
 
 - Modules that compiled themselves (``module.compile()``): the hooks lie inside the compiled code and do nothing there.
-  ``for layer in model.layers: layer.compile()`` generates one code for all layers; which layer a call is of, only the
-  call says.
-- Modules of a class with a ``__call__`` of its own, which calls ``forward`` itself: those of GPyTorch.
+  ``for layer in model.layers: layer.compile()`` generates one code for all layers; only the call itself identifies the
+  layer.
+- Modules of a class with its own ``__call__``, which calls ``forward`` itself, such as those of GPyTorch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _CALL = "_compiled_call_impl"
 
 
 class UnhookedCalls:
-    """Has such modules report their calls from now on.
+    """Makes modules that the hooks miss report their calls from now on.
 
     Args:
         kind: ``torch.nn.Module``; before PyTorch 2.2 it lacks ``compile``, and no module compiles itself.
-        compiling: Whether the code that asks is being compiled.
+        compiling: Whether the calling code is being compiled.
         before, after: The hooks of a call.
     """
 
@@ -52,14 +52,14 @@ class UnhookedCalls:
         self._watching = kind.compile = watching
 
     def stop(self) -> None:
-        """Watch no further modules; those that are watched go on, idle: code may have been compiled with them."""
+        """Watch no further modules; existing wrappers stay, idle: code may have been compiled with them."""
         if self._watching is not None and self._kind.compile is self._watching:
             self._kind.compile = self._plain
         if vars(self._kind).get("__init_subclass__") is self._made:
             del self._kind.__init_subclass__
 
     def _watch_classes(self) -> None:
-        """Watch classes with a call of their own: those there are, and each new one."""
+        """Watch all existing and future classes with their own ``__call__``."""
         for known in _below(self._kind):
             self._watch_class(known)
         if "__init_subclass__" in vars(self._kind):  # no PyTorch has one
@@ -78,7 +78,7 @@ class UnhookedCalls:
             kind.__call__ = self._watched(own)
 
     def _watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """A call of a module between its hooks; inside another compiled module, the call alone."""
+        """Wrap a call of a module in its hooks; inside another compiled module, the call runs alone."""
         compiling, before, after = self._compiling, self._before, self._after
 
         @functools.wraps(plain)

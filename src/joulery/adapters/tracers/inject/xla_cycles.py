@@ -1,7 +1,7 @@
 """Shared base of the JAX and TensorFlow recorders: steps counted by calls of compiled functions, XLA profiles as files.
 
-A step ends where the function that the program called twice first is called again; where one is known to differentiate,
-it is the first of those, and calls of others (initialisation, augmentation, an evaluation before) are no steps.
+A step ends where the first function that was called twice is called again. If a function is known to differentiate, the
+first such function counts instead, and calls of others (initialisation, augmentation, an earlier evaluation) do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from joulery.adapters.tracers.inject.cycles import OTHER, TRAINING, Cycles
 
 
 class XlaCycles(Cycles):
-    """Records cycles of calls of compiled functions; arguments as of its base."""
+    """Recorder of cycles of compiled-function calls; it takes the arguments of its base class."""
 
     def __init__(self, framework: str, folder: Path, skip: int, warmup: int, active: int, repeat: int) -> None:
         super().__init__(framework, folder, skip, warmup, active, repeat)
@@ -34,10 +34,10 @@ class XlaCycles(Cycles):
 
     @abstractmethod
     def _stop_profiler(self) -> None:
-        """Stop it and have it write."""
+        """Stop the framework's profiler, which writes its profile."""
 
     def _calls(self, function: Any) -> None:
-        """A compiled function is called from plain Python: this may begin a step."""
+        """Handle the call of a compiled function from plain Python, which may begin a step."""
         key = id(function)
         if self._thread is None:
             self.begin()
@@ -51,13 +51,13 @@ class XlaCycles(Cycles):
             self._called.add(key)
 
     def _calls_later(self, function: Any) -> None:
-        """Recording is over: steps are still counted."""
+        """Handle the call of a compiled function after recording: count steps."""
         if self._main == id(function) and threading.get_ident() == self._thread and not self._by_hand:
             self._steps += 1
             self._counts[self._kind] += 1
 
     def _trains(self, function: Any) -> None:
-        """A function turns out to differentiate: its calls are the steps, and those of others before were none."""
+        """Register a function that differentiates: its calls are the steps, and earlier calls of others were not."""
         key = id(function)
         if key in self._training or self._over:
             return
@@ -70,7 +70,7 @@ class XlaCycles(Cycles):
         self._kind = TRAINING
 
     def _begin_training(self) -> None:
-        """The schedule begins afresh, with the next call of a function that differentiates."""
+        """Restart the schedule, with the next call of a function that differentiates."""
         self._resting = False
         if self._files:
             self._end(partial=True)
@@ -82,19 +82,19 @@ class XlaCycles(Cycles):
         self._main = None
 
     def _done(self) -> None:
-        """Without a function that differentiates, calls may have been an evaluation: training may still come."""
+        """Finish after the last training cycle; without a function that differentiates, training may still follow."""
         if self._kind == TRAINING:
             super()._done()
         self._resting = True
 
     def _is_step_thread(self) -> bool:
-        """Whether this is the thread whose calls count: the first one, until another one calls while none are steps."""
+        """Whether this is the thread whose calls count: the latest caller until steps or a recording begin."""
         if threading.get_ident() != self._thread and self._main is None and not self._ready:
             self._thread = threading.get_ident()
         return threading.get_ident() == self._thread
 
     def finish(self) -> None:
-        """End recording and keep what there is. Safe to call twice."""
+        """End recording and keep what was recorded. Safe to call twice."""
         if os.getpid() == self._pid and not self._ended and self._main is not None and not self._by_hand:
             self._ended = self._later = True  # the last call has ended its step
             self._counts[self._kind] += 1
@@ -109,10 +109,10 @@ class XlaCycles(Cycles):
         return cuda_uuids()
 
     def _prepare(self) -> None:
-        """XLA's profiler needs no time to settle."""
+        """Do nothing: XLA's profiler needs no preparation."""
 
     def _drop(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no profiler was started."""
 
     def _start(self) -> None:
         self._start_into(str(self._draft))
@@ -133,9 +133,9 @@ class XlaCycles(Cycles):
 
 
 def cuda_uuids() -> dict[str, str]:
-    """UUID of each GPU that this process may use, by the number it has here; empty if the process uses none.
+    """The UUID of each GPU that this process may use, by its number in the process; empty if the process uses none.
 
-    The frameworks do not tell, so the driver is asked, if the process has loaded and started it.
+    The frameworks do not report UUIDs; the CUDA driver does, if the process has loaded and initialised it.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -1,1 +1,1 @@
-"""PyTorch's profiler traces."""
+"""Readers of the traces of PyTorch's profiler (Kineto)."""

@@ -1,4 +1,4 @@
-"""Forward operations that the nodes of the backward pass differentiate, in a Kineto trace."""
+"""Links from the nodes of the backward pass to the forward operations they differentiate, in a Kineto trace."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _starting(host: Host, ops: IntArray, lane: IntArray, time_ns: IntArray) -> I
 
 
 def _forward_lanes(host: Host, tail: IntArray, head: IntArray) -> dict[int, int]:
-    """Lane of each thread number that autograd uses, from the arrows: the one that most of them come from."""
+    """The lane of each thread number that autograd uses: the lane from which most arrows of that thread start."""
     threads = host.columns.fwd[host.row[host.node[head]]]
     lanes = host.columns.lane[host.row[tail]]
     pairs, votes = np.unique(np.stack([threads, lanes]), axis=1, return_counts=True)
@@ -99,7 +99,7 @@ def _forward_lanes(host: Host, tail: IntArray, head: IntArray) -> dict[int, int]
 
 
 def _last_with(host: Host, candidates: IntArray, lane: int, nodes: IntArray) -> IntArray:
-    """Last forward operation of a lane that has the sequence number of each node, and begins before it; -1 for none."""
+    """The last operation on a lane with each node's sequence number that begins before the node; -1 for none."""
     columns = host.columns
     here = candidates[columns.lane[host.row[candidates]] == lane]
     order = np.lexsort((host.rank[here], columns.seq[host.row[here]]))

@@ -1,17 +1,17 @@
 """Modules of kernel calls in code that ``torch.compile`` generated.
 
-The recorder notes Dynamo's graphs and the calls of the generated code
+The recorder stores Dynamo's graphs and the calls of the generated code
 (:mod:`joulery.adapters.tracers.inject.compiled`). Generated code names the source nodes of a call where the compiler
-knows them, and the line of the program that the last operation of each loop is from. Several modules may share that
-line (the layers of a stack). What decides between them: the parameters that the call is given, the kind of its
-operations, and the order of the calls. Code is scheduled in the order of the graph, backward code against it, so
-the walk through the graph that goes back least explains the calls best; it is found by dynamic programming.
+has them, and the program line of the last operation of each loop. Several modules may share that line (the layers of a
+stack). The parameters passed to the call, the kind of its operations, and the order of the calls decide between them.
+Code is scheduled in the order of the graph, backward code against it, so the walk through the graph with the fewest
+steps in the other direction explains the calls best. Dynamic programming finds it.
 
-A fused kernel belongs to the module of the operation that it ends in, whose result it writes. One of several loops
-belongs to the lowest module that its loops have in common.
+A fused kernel belongs to the module of its last operation, whose result it writes. A kernel of several loops belongs
+to the lowest module that its loops have in common.
 
-Code that the compiler cuts into parts for CUDA graphs has no lines. Its backward pass still names the operations of the
-forward pass that it computes again or reads, and the kind of the operation that a call ends in; the walk does the rest.
+Code that the compiler splits for CUDA graphs has no lines. Its backward pass still names the operations of the forward
+pass that it recomputes or reads, and the kind of the last operation of a call; the walk decides the rest.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class CompiledCall:
     """A call of a kernel in generated code.
 
     Attributes:
-        leaf: The kernel, or the operation outside the compiler that is called.
-        module: Path of its module: ``.layers.0`` below the module that called the compiled region, ``Net/layers.0``
-            of its own; None where it is not known.
+        leaf: The called kernel, or the called operation outside the compiler.
+        module: Path of its module: ``.layers.0`` below the module that called the compiled region, or a full path
+            ``Net/layers.0``; None where the module is not known.
     """
 
     leaf: str
@@ -72,7 +72,7 @@ class CompiledCall:
 
 
 def read_compiled(file: Path) -> dict[str, CompiledCall]:
-    """The calls by the names of their ranges; empty without the file.
+    """The recorded calls of generated code by the names of their ranges; empty without the file.
 
     Raises:
         DataError: The file is damaged.
@@ -96,14 +96,14 @@ def read_compiled(file: Path) -> dict[str, CompiledCall]:
 
 @dataclass(frozen=True, slots=True)
 class DynamoGraph:
-    """Dynamo's graph: operations in order.
+    """Dynamo's graph of a compiled region: its operations in order.
 
     Attributes:
         modules: Path of the module of each operation.
         kinds: What each operation becomes in generated code.
         inputs: Path of the module of each input that is a parameter; empty for others.
         by_name: Operation by the name of its node.
-        by_stack, by_text: Operations by the lines of the program that led to them, with and without their places.
+        by_stack, by_text: Operations by the program's stack, with and without its files and line numbers.
     """
 
     modules: list[str]
@@ -115,7 +115,7 @@ class DynamoGraph:
 
     @classmethod
     def of(cls, graph: Mapping[str, Any], texts: Sequence[str]) -> DynamoGraph:
-        """The graph of a recorder's notes; its texts are numbers of theirs."""
+        """Build a graph from a recorder's notes, in which a text is an index into ``texts``."""
         rows = graph["calls"]
         by_stack: dict[str, list[int]] = {}
         by_text: dict[str, list[int]] = {}
@@ -133,12 +133,12 @@ class DynamoGraph:
         )
 
     def candidates(self, stack: str) -> list[int]:
-        """Operations that a stack may stand for; code from a cache was generated when lines stood elsewhere."""
+        """The operations that a stack may stand for; line numbers may differ in code from the compiler's cache."""
         stack = _ADDED.sub("", stack).strip()
         return self.by_stack.get(stack) or self.by_text.get(_PLACE.sub("", stack), [])
 
     def named(self, call: GeneratedCall) -> int | None:
-        """The last source node of a call."""
+        """The operation of the last known source node of a call; None without one."""
         return next((self.by_name[name] for name in reversed(call.sources) if name in self.by_name), None)
 
     def recomputed(self, call: GeneratedCall) -> list[int]:
@@ -146,20 +146,20 @@ class DynamoGraph:
         return [self.by_name[name] for name in dict.fromkeys(call.sources) if name in self.by_name]
 
     def ended(self, call: GeneratedCall) -> list[int]:
-        """Operations of the kind that a call ends in."""
+        """The operations of the same kind as the last operation of a call."""
         return (
             [at for at, kinds in enumerate(self.kinds) if any(kind in call.last for kind in kinds)] if call.last else []
         )
 
     def given(self, call: GeneratedCall) -> set[str]:
-        """Modules of the parameters that a call is given."""
+        """The modules of the parameters that are passed to a call."""
         return {self.inputs[at] for at in call.inputs if 0 <= at < len(self.inputs)} - {""}
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCall:
-    """A call in generated code: line, what is called, whether it is a fused kernel, source nodes, kinds of operations,
-    inputs of the graph, the operation of the backward pass it ends in."""
+    """A call in generated code: line, called kernel or operation, whether it is a fused kernel, source nodes, kinds of
+    operations, numbers of the graph's inputs, the kind of its last operation."""
 
     line: int
     leaf: str
@@ -172,14 +172,14 @@ class GeneratedCall:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCode:
-    """Generated code.
+    """Generated code of one compiled graph.
 
     Attributes:
-        backward: Whether it computes gradients.
-        calls: In order.
-        stacks: Lines of the program that led to the last operation of each loop or call, in order.
+        backward: Whether the code computes gradients.
+        calls: Its calls, in order.
+        stacks: Program stack of the last operation of each loop or call, in order.
         owned: Positions in ``stacks`` of each call.
-        lined: Whether it has lines; else ``stacks`` are empty texts, one a call.
+        lined: Whether the code has program lines; else ``stacks`` are empty texts, one for each call.
     """
 
     backward: bool
@@ -189,9 +189,9 @@ class GeneratedCode:
     lined: bool = True
 
     def again(self) -> dict[int, float]:
-        """Cost of the same operation as before, by position in ``stacks``.
+        """The cost of choosing the same operation as before, by position in ``stacks``.
 
-        It is that of another loop of the same kernel, or of a second convolution, which has one call in each pass.
+        It applies to another loop of the same kernel, or to a convolution, which has one call in each pass.
         """
         if self.lined:
             return {at: _AGAIN for own in self.owned for at in own[1:]}
@@ -199,7 +199,7 @@ class GeneratedCode:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], texts: Sequence[str]) -> GeneratedCode:
-        """The code of a recorder's notes; its texts are numbers of theirs."""
+        """Build the code from a recorder's notes, in which a text is an index into ``texts``."""
         calls = [
             # A call of something else is also said to be of the operations that lead to what it is given.
             GeneratedCall(
@@ -220,13 +220,13 @@ class GeneratedCode:
 
 
 def _last(kinds: Sequence[str]) -> str:
-    """The operation that a fused kernel of the backward pass ends in; what only reads its result does not count."""
+    """The last operation of a fused kernel of the backward pass; operations that only read its result do not count."""
     backward = [kind for kind in kinds if kind.endswith("_backward") and "convolution" not in kind]
     return next(reversed(backward or kinds), "")
 
 
 def named_calls(code: GeneratedCode, graphs: Sequence[DynamoGraph]) -> list[CompiledCall]:
-    """The calls of generated code, with the modules that the graph which fits best gives them."""
+    """The calls of generated code, with their modules from the graph that fits best."""
     best, score = None, 0
     for graph in graphs:
         fits = sum(bool(graph.candidates(stack)) for stack in code.stacks if stack.strip())
@@ -250,7 +250,7 @@ def named_calls(code: GeneratedCode, graphs: Sequence[DynamoGraph]) -> list[Comp
 
 
 def _places(code: GeneratedCode, graph: DynamoGraph) -> list[int | None]:
-    """Operation of a graph for each stack of generated code."""
+    """The operation of a graph for each stack of generated code; None where none is found."""
     candidates = [graph.candidates(stack) for stack in code.stacks]
     extra: list[FloatArray] = [np.zeros(len(places)) for places in candidates]
     for call, own in zip(code.calls, code.owned, strict=True):
@@ -285,10 +285,10 @@ def _places(code: GeneratedCode, graph: DynamoGraph) -> list[int | None]:
 
 
 def _owned(calls: Sequence[GeneratedCall], lines: Sequence[int]) -> list[list[int]]:
-    """Stacks of each call, by their lines: the last one before it; of a fused kernel those of all its loops.
+    """The stacks of each call, by their lines: the last one before the call; for a fused kernel those of all its loops.
 
-    On a CPU the compiler writes the call of a fused kernel when it comes to something else, the stack of which it has
-    written already: that one belongs to the call that follows.
+    On a CPU the compiler writes the call of a fused kernel after the stack of the next call: that stack belongs to the
+    call that follows.
     """
     result: list[list[int]] = []
     pending: list[int] = []
@@ -316,14 +316,14 @@ def _walk(
     direction: int,
     most: float,
 ) -> list[int | None]:
-    """One candidate a stack, so that the walk through the graph costs least; None without any.
+    """Choose one candidate for each stack, so that the walk through the graph costs least; None without candidates.
 
     Args:
         candidates: Operations that each stack may stand for.
-        extra: What each of them costs beside the step to it.
-        again: What the same operation as that of the stack before costs, by stack.
+        extra: Cost of each candidate beside the step to it.
+        again: Cost of the same operation as for the stack before, by stack.
         direction: 1 along the graph, -1 against it.
-        most: What a step in the other direction costs at most.
+        most: Largest cost of a step in the other direction.
     """
     known = [at for at, places in enumerate(candidates) if places]
     result: list[int | None] = [None] * len(candidates)
@@ -352,7 +352,7 @@ def _walk(
 
 
 def common(modules: Iterable[str]) -> str | None:
-    """Lowest module that contains all of them; None of none."""
+    """The lowest module that contains all of the modules; None where none is given."""
     split = [re.split(r"([./])", module) for module in dict.fromkeys(filter(None, modules))]
     if len(split) < 2:
         return "".join(split[0]) if split else None

@@ -1,14 +1,15 @@
 """Origins of the kernels of replayed CUDA graphs.
 
-One call launches all kernels of a captured graph, so a trace of a replay does not name their operations. Two places do:
+One call launches all kernels of a captured graph, so a trace of a replay does not name their operations. Two sources
+do:
 
 - the capture, if the same trace has it: the calls between ``StreamBeginCapture`` and ``StreamEndCapture`` launched
   nothing, and each of them is a node of the graph, in order;
-- generated code of ``torch.compile``, which the recorder noted: its fused kernels bear unique names, in the order of
+- generated code of ``torch.compile``, which the recorder stored: its fused kernels have unique names, in the order of
   the code, and the kernels between two of them are from the calls between them.
 
 Newer traces number the nodes of a graph (``graph node id``, from CUPTI) in the order of the capture. Without numbers,
-kernels are in the order of time, on a graph that ran on one stream.
+kernels are ordered by time, for a graph that ran on one stream.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ _FUSED = "triton_"
 
 @dataclass(frozen=True, slots=True)
 class GraphReplay:
-    """One launch of a graph.
+    """One launch of a CUDA graph.
 
     Attributes:
-        graph: Its number; 0 where the trace has none.
-        kernels: What it ran, as indices into the rows of all kernels, in the order of the capture, int64[n].
+        graph: The graph's number; 0 where the trace has none.
+        kernels: Its kernels, as indices into the rows of all kernels, in the order of the capture, int64[n].
     """
 
     graph: int
@@ -55,7 +56,7 @@ class GraphReplay:
 
 
 def replays(columns: KinetoColumns, host: Host, row: IntArray, launch: IntArray) -> list[GraphReplay]:
-    """The launches of graphs with kernels in a known order.
+    """The launches of CUDA graphs whose kernels have a known order.
 
     Args:
         columns: The trace.
@@ -83,9 +84,9 @@ def replays(columns: KinetoColumns, host: Host, row: IntArray, launch: IntArray)
 def from_captures(
     columns: KinetoColumns, host: Host, row: IntArray, launch: IntArray, found: Sequence[GraphReplay]
 ) -> IntArray:
-    """``launch`` with the captured call in place of the launch of the whole graph, where the trace has its capture.
+    """Replace the launch of a whole graph by the captured call of each kernel, where the trace has the capture.
 
-    A graph is recognised by the kinds of its nodes. Of several alike, numbers are given in the order of the captures.
+    A graph is recognised by the kinds of its nodes. Several similar graphs are numbered in the order of the captures.
     """
     if not found:
         return launch
@@ -134,7 +135,7 @@ def _captures(columns: KinetoColumns, host: Host, row: IntArray) -> list[IntArra
 
 
 def _kinds(columns: KinetoColumns, rows: IntArray, patterns: Sequence[tuple[str, re.Pattern[str]]]) -> str:
-    """Kind of each node, a letter each."""
+    """The kinds of the nodes, one letter for each."""
     kinds = {
         name: next((kind for kind, pattern in patterns if pattern.search(columns.names[name])), "")
         for name in np.unique(columns.name[rows]).tolist()
@@ -150,7 +151,7 @@ def _named(columns: KinetoColumns, pattern: re.Pattern[str]) -> BoolArray:
 def from_code(
     columns: KinetoColumns, row: IntArray, found: Sequence[GraphReplay], compiled: Mapping[str, CompiledCall]
 ) -> dict[int, CompiledCall]:
-    """The call of generated code that each kernel of a replay is from, by index of the kernel, where one code fits."""
+    """The call of generated code behind each kernel of a replay, by index of the kernel, where exactly one fits."""
     codes: dict[str, list[CompiledCall]] = {}
     for name, call in compiled.items():  # the calls of one code follow one another, in order
         codes.setdefault(name.removeprefix(CALL).partition(":")[0], []).append(call)
@@ -168,11 +169,11 @@ def from_code(
 
 
 def aligned(kernels: Sequence[str], calls: Sequence[CompiledCall]) -> list[CompiledCall | None] | None:
-    """The call that each kernel is from; None where the kernels are not from this code, or from several places of it.
+    """The call behind each kernel; None if the kernels are not from this code, or fit several places in it.
 
     Fused kernels are found by their names. The kernels between two of them are from the calls between them: one by
-    one if they are as many, else all from the module that the calls have in common, under the kernels' own names. What
-    is cleared before one of them is of its module.
+    one if their numbers are equal, else all from the module that the calls have in common, under the kernels' own
+    names. A memset directly before one of these kernels belongs to the kernel's module.
 
     >>> calls = [CompiledCall("convolution", ".conv"), CompiledCall("triton_poi_fused_relu_0", ".act")]
     >>> [call.module for call in aligned(["sm90_xmma_fprop", "triton_poi_fused_relu_0"], calls)]

@@ -1,9 +1,9 @@
-"""Qualified names for the events of a Kineto trace: which module, which operation, which phase.
+"""Qualified names for the events of a Kineto trace: module, operation and phase.
 
 Forward operations lie inside the range of their module (``QTN:encoder.layer.0``, recorded by forward hooks). Backward
-operations lie inside ``autograd::engine::evaluate_function: X``, which an arrow or the autograd sequence number leads
-back to the forward operation it differentiates. Kernels lead through their correlation to the call that launched
-them. Specs: Smaragdine report, section 3.1.
+operations lie inside ``autograd::engine::evaluate_function: X``; an arrow or the autograd sequence number links this
+node to the forward operation it differentiates. The correlation id links a kernel to the call that launched it.
+Specs: Smaragdine report, section 3.1.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def name_events(
     Args:
         columns: The trace.
         calls: Number the repeated calls of one module inside its caller (``layer@2``), for models that share layers.
-        compiled: The calls of kernels in compiled code by the names of their ranges, where the program noted them.
+        compiled: The calls of kernels in compiled code by the names of their ranges, where the recorder stored them.
     """
     host = Host.of(columns)
     paths = Strings()
@@ -105,7 +105,7 @@ def name_events(
 
 
 def _threads(host: Host) -> list[tuple[int, int]]:
-    """(process, thread) of each lane; zeros for streams and for lanes that the trace names in words."""
+    """The (process, thread) of each lane; zeros for streams and for lanes that the trace names as text."""
     lanes = host.columns.lanes
     threads = [(0, 0)] * len(lanes)
     for at in np.unique(host.columns.lane[host.row]).tolist():
@@ -149,7 +149,7 @@ def _contexts(host: Host, paths: Strings, calls: bool) -> tuple[IntArray, IntArr
 
 
 def _range_path(name: str) -> str:
-    """Component for a range that is no module: ``Optimizer.step#AdamW.step`` -> ``AdamW.step``."""
+    """The component for a range that is not a module: ``Optimizer.step#AdamW.step`` -> ``AdamW.step``."""
     if _LOADER.search(name):
         return "DataLoader"
     return qualified(OPTIMIZER_RANGE.sub("", name)) or UNNAMED
@@ -186,12 +186,12 @@ def _module_paths(host: Host, paths: Strings, calls: bool) -> IntArray:
 
 
 def _stacked_path(name: str, caller: str) -> str:
-    """``nn.Module: Linear_7`` below its caller: frames say which module calls which, not its name there."""
+    """The path of ``nn.Module: Linear_7`` below its caller: a frame contains the class, not the attribute name."""
     return qualified(*caller.split("/"), name.removeprefix(STACKED))
 
 
 def _leaves(host: Host, phase: IntArray) -> tuple[IntArray, Strings, set[str]]:
-    """Operation name of each host row, and which of them are composite."""
+    """The operation name of each host row, the table of these names, and the set of composite ones."""
     columns = host.columns
     leaves, composite = Strings(), {GRAPH}
     kind, names = columns.kind[host.row], columns.name[host.row]
@@ -244,7 +244,7 @@ def _ordinals(group: IntArray, name: IntArray, rank: IntArray) -> IntArray:
 
 
 def _kept(host: Host, opened: BoolArray) -> IntArray:
-    """Host rows that are events: no profiler steps, of a compiled region only its calls of kernels, no launches."""
+    """The host rows that become events: not profiler steps or launches, and only kernel calls of a compiled region."""
     columns = host.columns
     kind, name = columns.kind[host.row], columns.name[host.row]
     steps = np.array([bool(STEP_RANGE.search(text)) for text in columns.names], np.bool_)
@@ -278,7 +278,7 @@ def _kernels(
     phase: IntArray,
     leaf: IntArray,
 ) -> _Kernels:
-    """Name each kernel after the operation that launched it; one without is named after itself."""
+    """Name each kernel after the operation that launched it; a kernel without one keeps its own name."""
     row = np.flatnonzero(columns.kind == EventKind.KERNEL)
     whole = _launches(columns, host, row)
     replayed = replays(columns, host, row, whole)
@@ -312,7 +312,7 @@ def _kernels(
 def _from_code(
     found: Mapping[int, CompiledCall], graph: BoolArray, paths: Strings, leaves: Strings, path: IntArray, leaf: IntArray
 ) -> BoolArray:
-    """Name kernels of replayed graphs by the generated code they are from, in place; which ones, bool[k]."""
+    """Name kernels of replayed graphs by their generated code, in place, and return the mask of them, bool[k]."""
     noted, texts = np.zeros(len(graph), np.bool_), paths.all()
     for kernel, call in found.items():
         if graph[kernel] and call.module is not None:
@@ -324,7 +324,7 @@ def _from_code(
 
 
 def _kernel_notes(linked: BoolArray, graph: BoolArray) -> tuple[str, ...]:
-    """Number of kernels without a launch, or launched with a graph of which nothing is known."""
+    """Notes on the number of kernels without a launch, and of kernels launched with an unknown graph."""
     lost, whole = int(np.count_nonzero(~linked)), int(np.count_nonzero(graph))
     notes = []
     if lost:
@@ -338,7 +338,7 @@ def _kernel_notes(linked: BoolArray, graph: BoolArray) -> tuple[str, ...]:
 
 
 def kernel_time_ns(columns: KinetoColumns) -> tuple[int, int]:
-    """Time of all work on accelerators, and of that which leads back to the operation that launched it, nanoseconds."""
+    """The time of all work on accelerators, and of the work linked to a launching operation, nanoseconds."""
     host = Host.of(columns)
     row = np.flatnonzero(columns.kind == EventKind.KERNEL)
     launch = _launches(columns, host, row)
@@ -383,7 +383,7 @@ def _devices(columns: KinetoColumns, host_rows: int, kernel_rows: IntArray) -> t
 
 
 def _nameless_notes(columns: KinetoColumns) -> tuple[str, ...]:
-    """That the file says nowhere which module or function an operation is of."""
+    """A note if the trace contains neither modules nor functions of its operations."""
     says = any(name.startswith((MODULE_RANGE, STACKED)) for name in columns.names)
     says = says or bool(columns.sources) or bool((columns.kind == EventKind.FRAME).any())
     backward = any(name.startswith(NODE) for name in columns.names)
@@ -393,7 +393,7 @@ def _nameless_notes(columns: KinetoColumns) -> tuple[str, ...]:
 
 
 def _unknown_notes(columns: KinetoColumns) -> tuple[str, ...]:
-    """Events left out because their category is not known."""
+    """A note on events that are left out because their category is not known."""
     if not columns.unknown:
         return ()
     kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(columns.unknown.items()))

@@ -1,7 +1,7 @@
-"""PyTorch's profiler (Kineto) JSON as columns: operations, ranges, runtime calls, kernels and gradient flows.
+"""Reader of PyTorch's profiler (Kineto) JSON as columns: operations, ranges, runtime calls, kernels, gradient flows.
 
-Read with ``prof.export_chrome_trace``; CUDA and ROCm traces have the same shape. :mod:`kineto_names` turns the columns
-into named events.
+``prof.export_chrome_trace`` writes such files; CUDA and ROCm traces have the same format. :mod:`kineto_names` turns the
+columns into named events.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ MODULE_RANGE = "QTN:"
 
 @dataclass(slots=True)
 class KinetoColumns:
-    """A Kineto trace, one row an event; ``-1`` where a number is absent.
+    """A Kineto trace as columns, one row for each event; ``-1`` where a number is absent.
 
     Attributes:
         names: String table of ``name``.
@@ -88,9 +88,9 @@ class KinetoColumns:
         external: Links a kernel to the operation that was running, where no correlation does, int64[n].
         graph, graph_node: Numbers of the CUDA graph and of the node that a kernel belongs to, int64[n].
         flow_lane, flow_ns: Ends of the forward-backward arrows, as (tail, head) rows, int64[f, 2].
-        source: Where an operation says itself that it was called, index into ``sources``, int64[n].
-        sources: Paths, and whether they are of modules; else they are of functions.
-        base_ns: Added to the file's stamps; 0 when it has none.
+        source: Caller that the operation's own arguments state, index into ``sources``, int64[n].
+        sources: Paths, and whether they consist of modules; otherwise they consist of functions.
+        base_ns: Time added to the file's stamps; 0 when the file has none.
         unknown: Events of categories that are not read, by category.
     """
 
@@ -139,7 +139,7 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Collector:
-    """Grows the columns block by block."""
+    """Builder of the columns, block by block."""
 
     file: str
     names: dict[str, int] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class _Collector:
     seen: int = 0
 
     def add(self, block: Block) -> None:
-        """Take the events of one block."""
+        """Add the events of one block."""
         stamps, rows = self._rows(block)
         start_ns = stamps_ns(block, stamps, file=self.file)
         if rows.kind:
@@ -169,7 +169,7 @@ class _Collector:
         self.seen += len(block.events)
 
     def _rows(self, block: Block) -> tuple[list[Any], _Rows]:
-        """Every stamp of the block, and the rows worth keeping; one pass, the slowest loop of reading a trace."""
+        """All stamps of the block, and the rows to keep, in one pass: the slowest loop of reading a trace."""
         stamps: list[Any] = []
         rows = _Rows()
         names, lanes, kernel = self.names, self.lanes, int(EventKind.KERNEL)
@@ -214,14 +214,14 @@ class _Collector:
         return stamps, rows
 
     def _frame(self, name: str) -> EventKind | None:
-        """Kind of a Python frame: the call of a module, a function of the program, or nothing of interest."""
+        """The kind of a Python frame: the call of a module or a function of the program; None for any other."""
         if name not in self.frames:
             module = name.startswith(STACKED)
             self.frames[name] = EventKind.RANGE if module else EventKind.FRAME if frame_component(name) else None
         return self.frames[name]
 
     def _source(self, args: dict[str, Any]) -> int:
-        """Place at which an operation says that it was called."""
+        """The index of the caller that an operation's arguments state; -1 without one."""
         path = written_path(args)
         return self.sources.setdefault(path, len(self.sources)) if path[0] else _NONE
 
@@ -232,7 +232,7 @@ class _Collector:
         return microseconds_ns(values)
 
     def finish(self, base_ns: int) -> KinetoColumns:
-        """All blocks together."""
+        """The columns of all blocks together."""
         table = np.concatenate(self.columns, axis=1) if self.columns else np.zeros((12, 0), np.int64)
         kind, name, lane, start_ns, dur_ns, seq, fwd, correlation, external, graph, graph_node, source = table
         ranges = [at for text, at in self.names.items() if text.startswith((MODULE_RANGE, DISTRIBUTED))]
@@ -299,7 +299,7 @@ def read_columns(path: Path) -> KinetoColumns:
 
 
 def _integers(values: list[Any]) -> IntArray:
-    """Whole numbers as they are, anything else as absent."""
+    """Integers as int64[n]; any other value becomes -1 (absent)."""
     if set(map(type, values)) <= {int}:
         return np.array(values, np.int64)
     return np.array([value if type(value) is int else _NONE for value in values], np.int64)

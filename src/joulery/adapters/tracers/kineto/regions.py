@@ -1,5 +1,4 @@
-"""Names inside compiled regions: calls of kernels that the recorder marked by their modules, other operations below the
-region."""
+"""Names inside compiled regions: marked kernel calls are named by module, other operations by region."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Strings:
         self._index: dict[str, int] = {}
 
     def __call__(self, text: str) -> int:
-        """Index of a string, added when it is new."""
+        """The index of a string, which is added when it is new."""
         return self._index.setdefault(text, len(self._index))
 
     def all(self) -> list[str]:
@@ -41,7 +40,10 @@ class Strings:
 
 
 def module_path(name: str) -> str:
-    """``QTN:Net/encoder.layer.0`` -> ``Net/encoder/layer_0``; what stands before a slash never joins an index."""
+    """The path of a module range: ``QTN:Net/encoder.layer.0`` -> ``Net/encoder/layer_0``.
+
+    An index directly after a slash is not joined to the name before the slash.
+    """
     dotted = name.removeprefix(MODULE_RANGE).split("/")
     return "/".join(part for piece in dotted for part in module_components(piece)) or ROOT
 
@@ -55,11 +57,11 @@ def name_regions(
     phase: IntArray,
     leaf: IntArray,
 ) -> BoolArray:
-    """Name what lies inside compiled regions, in place.
+    """Name the rows inside compiled regions, in place.
 
-    An operation belongs to the module of its call of a kernel, or else to the region. What remains of a region (guards,
-    allocations, on a CPU the kernels of calls that are not marked) is a leaf named after it. A region that autograd
-    records is in a forward pass.
+    An operation belongs to the module of its kernel call, or else to the region. The rest of a region (guards,
+    allocations, on a CPU the kernels of calls that are not marked) is a leaf named after the region. A region that
+    autograd records is in a forward pass.
 
     Args:
         host: Host rows.
@@ -91,7 +93,7 @@ def name_regions(
 
 
 def frames(host: Host, compiled: Mapping[str, CompiledCall]) -> BoolArray:
-    """Rows that only call compiled code: regions, what the compiler wraps around them, and unknown calls, bool[h]."""
+    """The mask of rows that only call compiled code: regions, the compiler's wrappers, and unknown calls, bool[h]."""
     named = np.array(
         [bool(_FRAME.search(name)) or (name.startswith(CALL) and name not in compiled) for name in host.columns.names],
         np.bool_,
@@ -132,7 +134,7 @@ def _name_calls(
 
 
 def below(base: str, module: str | None) -> str:
-    """Path of a module of a compiled region: its own, or below the module that called the region."""
+    """The path of a module of a compiled region: its full path, or a path below the module that called the region."""
     if not module or module == ".":
         return base
     if not module.startswith("."):
@@ -146,7 +148,7 @@ def below(base: str, module: str | None) -> str:
 
 
 def _rest(dotted: str) -> tuple[str, ...]:
-    """Components behind an index: a further index joins nothing."""
+    """The components behind an index; a further index stays a component of its own."""
     first, _, rest = dotted.partition(".")
     if first.isdigit():
         return (first, *module_components(rest))

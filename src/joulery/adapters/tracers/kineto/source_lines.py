@@ -1,8 +1,8 @@
-"""Functions of the program that called an operation, in traces recorded ``with_stack=True``.
+"""Names from the program's functions that called an operation, in traces recorded ``with_stack=True``.
 
-PyTorch notes Python frames as events (``train.py(31): step``); up to 1.12 as a list at each operation (``Call stack``).
-Scripted models recorded ``with_modules=True`` have a ``Module Hierarchy`` there. These name what lies outside every
-module and every range: losses, metrics, data.
+PyTorch records Python frames as events (``train.py(31): step``); up to 1.12 as a list at each operation
+(``Call stack``). Scripted models recorded ``with_modules=True`` have a ``Module Hierarchy`` there. These names serve
+operations outside every module and every range: losses, metrics, data.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NOWHERE = -1
 
 
 def name_sources(host: Host, paths: Strings, path: IntArray, in_module: BoolArray) -> None:
-    """Name the host rows by where they were called, in place: what is in no module by functions, what is in a scripted
-    module by its parts. What says nothing itself (a launch) was called where the operation around it was.
+    """Name the host rows by their callers, in place: rows outside modules by functions, rows in a scripted module by
+    its submodules. A row without a caller of its own (a launch) takes that of the enclosing operation.
 
     Args:
         host: Host rows.

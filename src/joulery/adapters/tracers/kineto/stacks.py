@@ -1,4 +1,4 @@
-"""Call stacks of the host rows of a Kineto trace: which marker encloses what."""
+"""Call stacks of the host rows of a Kineto trace: the events that enclose each row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPILED = re.compile(rf"^({NODE})?(Torch-Compiled Region|CompiledFunction|Compi
 
 @dataclass(slots=True)
 class Host:
-    """Host rows of a trace with their call stacks; ``-1`` is nowhere. All arrays int64[h] or bool[h].
+    """Host rows of a trace with their call stacks; ``-1`` means none. All arrays int64[h] or bool[h].
 
     Attributes:
         columns: The whole trace.
@@ -37,7 +37,7 @@ class Host:
         call: Innermost enclosing call of a kernel in compiled code, itself included.
         op: Innermost enclosing operation, itself included.
         recorded: Innermost enclosing operation that autograd recorded, itself included.
-        notes: What could not be resolved.
+        notes: One sentence for each problem that could not be resolved.
     """
 
     columns: KinetoColumns
@@ -56,7 +56,7 @@ class Host:
 
     @classmethod
     def of(cls, columns: KinetoColumns) -> Host:
-        """Stack the host rows of a trace."""
+        """Compute the call stacks of the host rows of a trace."""
         row = np.flatnonzero((columns.kind != EventKind.KERNEL) & (columns.kind != EventKind.FRAME))
         start_ns = columns.start_ns[row]
         stacks = nesting(start_ns, start_ns + columns.dur_ns[row], columns.lane[row])

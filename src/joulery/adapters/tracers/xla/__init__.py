@@ -1,1 +1,1 @@
-"""XLA traces of JAX and TensorFlow 2."""
+"""Tracer and readers for XLA traces of JAX and TensorFlow 2."""

@@ -1,15 +1,16 @@
-"""Origins of the kernels of XLA's command buffers: CUDA graphs, of which a profile names the whole alone.
+"""Origins of the kernels in XLA's command buffers: CUDA graphs, which a profile names only as a whole.
 
 XLA records most of a program as CUDA graphs. A kernel of a graph then has the annotation of the graph's launch, which
-names no instruction of the program. Three facts lead back to one:
+names no instruction of the program. Three facts identify the instruction:
 
-- A graph's nodes are numbered in the order of the schedule, one node an instruction, so a node's number gives its
-  instruction once it is known where the graph begins. That is read from the names: kernels that XLA generates bear the
-  name of their instruction (``loop_add_fusion_1`` of ``loop_add_fusion.1``), or of the first of several alike ones.
-- A call of a library is one node that holds a graph of its own. The nodes inside it are numbered after all others;
-  they run between the neighbours of the call.
+- A graph's nodes are numbered in the order of the schedule, one node for each instruction. A node's number gives its
+  instruction once the graph's beginning in the schedule is known. The names give that: kernels that XLA generates have
+  the name of their instruction (``loop_add_fusion_1`` of ``loop_add_fusion.1``), or of the first of several similar
+  ones.
+- A library call is one node that contains its own graph. The nodes inside it are numbered after all others; they run
+  between the neighbours of the call.
 - Where the numbers do not fit the names, the names alone decide, in the order in which the kernels ran. A name that
-  would lead back in the schedule is then the name of an alike instruction before it, and is read as any other.
+  would step back in the schedule is that of an earlier, similar instruction: the name is then ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Place = tuple[int, int]
 
 
 class GraphKernel(Protocol):
-    """An interval of a GPU."""
+    """A kernel or another interval on a GPU."""
 
     name: str
     device: str
@@ -46,7 +47,7 @@ class GraphKernel(Protocol):
 
 
 def from_graphs(events: Sequence[GraphKernel], origins: Origins, sequences: Sequences) -> dict[int, Origin | None]:
-    """Origins of the work of graphs, by its index; None where they are not known.
+    """The origins of events that ran in graphs, by index of the event; None where the origin is not known.
 
     An origin that stands for several instructions has the scopes and the place that they share, and is ``added``.
     """
@@ -76,12 +77,12 @@ def from_graphs(events: Sequence[GraphKernel], origins: Origins, sequences: Sequ
 
 
 def _node(event: GraphKernel) -> int:
-    """Number of a kernel's node in its graph: the low half of what CUPTI states, whose high half is the graph's."""
+    """The number of a kernel's node in its graph: the low 32 bits of CUPTI's id; the high bits number the graph."""
     return int(event.stats.get("cuda_graph_node_id") or 0) & 0xFFFF_FFFF
 
 
 def _places(computations: Sequence[Sequence[str]]) -> dict[str, Place]:
-    """Place of each instruction, by the name of a kernel that would be its own."""
+    """The place of each instruction, by the kernel name that XLA would generate for it."""
     return {
         _OTHER.sub("_", name): (number, at)
         for number, instructions in enumerate(computations)
@@ -92,13 +93,13 @@ def _places(computations: Sequence[Sequence[str]]) -> dict[str, Place]:
 def numbered(
     kernels: Sequence[str], nodes: Sequence[int], computations: Sequence[Sequence[str]], places: Mapping[str, Place]
 ) -> dict[int, Place]:
-    """Places of the kernels whose node's number gives their instruction; of none where numbers and names disagree.
+    """The places of the kernels whose node number gives their instruction; empty where numbers and names disagree.
 
     Args:
-        kernels: Names.
+        kernels: Names of the kernels.
         nodes: The number of each kernel's node in its graph.
         computations: Instructions of each computation, in the order of their schedule.
-        places: Where the instructions are, by the names of kernels of their own.
+        places: Places of the instructions, by the names of their generated kernels.
     """
     named = [(at, places[name]) for at, name in enumerate(kernels) if name in places]
     if len(named) < 2 or len(set(nodes)) < len(nodes):
@@ -115,7 +116,7 @@ def numbered(
 
 
 def _alike(kernel: str, instruction: str) -> bool:
-    """Whether a kernel's name is that of an instruction, or of one that differs by its count."""
+    """Whether a kernel's name matches an instruction's, apart from the counts at their ends."""
     return COUNTED.sub("", kernel) == _OTHER.sub("_", COUNTED.sub("", instruction))
 
 
@@ -125,13 +126,13 @@ def spread(
     places: Mapping[str, Place],
     known: Mapping[int, Place] | None = None,
 ) -> list[Sequence[str]]:
-    """Instructions that each kernel may be from: one where its name or its position decides, none where nothing does.
+    """The instructions that may have run each kernel: one where its name or position decides, none where unknown.
 
     Args:
-        kernels: Names, in the order in which they ran.
+        kernels: Names of the kernels, in the order in which they ran.
         computations: Instructions of each computation, in the order of their schedule.
-        places: Where the instructions are, by the names of kernels of their own.
-        known: Places of kernels that are certain; without them the names decide.
+        places: Places of the instructions, by the names of their generated kernels.
+        known: Certain places of kernels; without them the names decide.
     """
     anchors = sorted(known.items()) if known else _by_names(kernels, places)
     result: list[Sequence[str]] = [()] * len(kernels)
@@ -157,7 +158,7 @@ def spread(
 
 
 def _by_names(kernels: Sequence[str], places: Mapping[str, Place]) -> list[tuple[int, Place]]:
-    """Kernels whose names lead on in the schedule, and their places."""
+    """The kernels whose names follow the order of the schedule, and their places."""
     anchors: list[tuple[int, Place]] = []
     for at, name in enumerate(kernels):
         place = places.get(name)
@@ -167,7 +168,7 @@ def _by_names(kernels: Sequence[str], places: Mapping[str, Place]) -> list[tuple
 
 
 def _calls(kernels: Sequence[str]) -> list[int]:
-    """Number of the library call that each kernel is from, if each runs one kernel, after it has cleared memory."""
+    """The number of each kernel's library call, if each call runs one kernel, after it has cleared memory."""
     numbers, number = [], 0
     for at in range(len(kernels)):
         if at and not _CLEARED.match(kernels[at - 1]):
@@ -183,10 +184,10 @@ def _between(
     number: int,
     taken: Collection[Place],
 ) -> Sequence[str]:
-    """Instructions between two of one computation; where one of them is not known, as many as there are kernels.
+    """The instructions between two places of one computation; with only one place known, at most ``number`` of them.
 
-    An instruction runs one kernel or several: those of the kernels before the first known one are among as many. What
-    ran as another kernel is left out.
+    An instruction runs one kernel or several, so the instructions of ``number`` kernels are among ``number`` ones.
+    Instructions that ran as another kernel are left out.
     """
     if before is None and after is not None:
         computation, low, high = after[0], max(0, after[1] - number), after[1]
@@ -201,7 +202,7 @@ def _between(
 
 
 def _shared(origins: Sequence[Origin]) -> Origin | None:
-    """One origin for several of one pass: the scopes and the place that they have in common."""
+    """Merge several origins of one pass: keep the scopes and the place that they have in common; None across passes."""
     if len(set(origins)) < 2:
         return origins[0] if origins else None
     scopes = [origin.op_name.split("/")[:-1] for origin in origins]

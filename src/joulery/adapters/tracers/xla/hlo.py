@@ -1,7 +1,7 @@
-"""Qualified name of a source operation of a compiled XLA program.
+"""Qualified names of the source operations of a compiled XLA program.
 
-XLA keeps ``op_name`` (``jit(f)/transpose(jvp(bert))/encoder/layer_0/output/dense/dot_general``) in the metadata of its
-instructions; a fusion keeps that of one of the operations it fused. :mod:`origins` reads it.
+XLA stores ``op_name`` (``jit(f)/transpose(jvp(bert))/encoder/layer_0/output/dense/dot_general``) in the metadata of its
+instructions; a fusion has the name of one of its fused operations. :mod:`origins` reads it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _RECOMPUTED = re.compile(r"(^|/)rematted_computation(/|$)")
 
 
 def qualified_op(op_name: str, place: str = "") -> tuple[str, str]:
-    """Qualified name and phase of an ``op_name``.
+    """The qualified name and the phase of an ``op_name``.
 
     Args:
         op_name: Scopes of the program and the operation.
-        place: Path of the functions of the program that called it; names what is in no scope.
+        place: Path of the program's functions that called the operation; names an operation outside every scope.
 
     >>> qualified_op("jit(f)/transpose(jvp(bert))/encoder/layer_0/dot_general")
     ('bert/encoder/layer_0/dot_general', 'backward')
@@ -42,7 +42,7 @@ def qualified_op(op_name: str, place: str = "") -> tuple[str, str]:
 
 
 def _components(op_name: str) -> list[str]:
-    """Parts between slashes outside parentheses: ``jvp(net/layer_0)``, of a scope ``net/layer_0``, is one."""
+    """Split at slashes outside parentheses: ``jvp(net/layer_0)``, of a scope ``net/layer_0``, is one component."""
     parts, depth = [""], 0
     for letter in op_name:
         depth += (letter == "(") - (letter == ")")

@@ -1,8 +1,8 @@
 """Functions that launched the runs of JAX's primitives, in profiles with Python's calls (JAX records them by default).
 
 Outside ``jit``, JAX compiles each primitive once, and all lines that use it run the same program: its metadata has the
-line of the first use. Which function launched a run is inferred: the launches of a program (``PjitFunction(matmul)``)
-and its runs are paired in order, if there are as many of one as of the other.
+line of the first use. The function that launched a run is inferred: the launches of a program
+(``PjitFunction(matmul)``) and its runs are paired in order, if their numbers are equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Timed(Protocol):
 
 
 def launch_places(events: Iterable[Timed], origins: Origins) -> Mapping[tuple[str, object], str]:
-    """Path of the functions that launched a run, by (HLO module, run), of programs without a place of their own."""
+    """The path of the functions that launched each run, by (HLO module, run), for programs without their own place."""
     files = {part.partition(":")[0] for (_, name), o in origins.items() if not name for part in o.place.split("/")}
     placed = {module for (module, name), origin in origins.items() if name and origin.place}
     lanes: dict[tuple[str, int], list[Timed]] = defaultdict(list)

@@ -1,10 +1,10 @@
 """Origins of the instructions of a compiled XLA program: source operation and place in the program.
 
-XLA keeps ``op_name`` in the metadata of an instruction, and the lines of the program that led to it: a number of the
-module's table of stack frames, or a file and a line. A fusion without a name has that of its root. An instruction that
-the compiler added (a copy, a broadcast) belongs to the operation whose result it moves, else to the one that reads it,
-else to the one whose body it is in. One that bears the name of an argument (``params['head']['kernel']``) is added: it
-moves a value.
+The metadata of an instruction contains its ``op_name`` and its program lines: an index into the module's table of
+stack frames, or a file and a line. A fusion without a name has the name of its root. An instruction that the compiler
+added (a copy, a broadcast) belongs to the operation whose result it moves, else to the operation that reads it, else to
+the operation whose body contains it. An instruction with the name of an argument (``params['head']['kernel']``) counts
+as added: it moves a value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Origin(NamedTuple):
     Attributes:
         op_name: Source operation.
         place: Path of the functions that called it, ``train.py:12 loss/net.py:4 layer``; empty where it is not known.
-        added: Whether the compiler added it: then both are of the operation that it serves.
+        added: Whether the compiler added the instruction; then name and place are those of the operation it serves.
     """
 
     op_name: str
@@ -69,14 +69,14 @@ class _Instruction:
 
 @dataclass(slots=True)
 class Program:
-    """A module: its computations, and the distinct functions on the way to its operations."""
+    """A compiled HLO module: its computations, and the distinct functions in its table of stack frames."""
 
     name: str
     computations: dict[str, list[_Instruction]]
     functions: set[str]
 
     def origins(self) -> dict[tuple[str, str], Origin]:
-        """Origin of each instruction that has one; the program itself, without a name, has all places of the table."""
+        """The origin of each instruction that has one; the entry with an empty name has all places of the program."""
         roots = {name: each for name, instructions in self.computations.items() for each in instructions if each.root}
         callers = {
             called: each
@@ -108,14 +108,14 @@ class Program:
         }
 
     def sequences(self) -> list[list[str]]:
-        """The instructions that do work, of each computation, as they are scheduled."""
+        """The instructions that do work, of each computation, in the order of the schedule."""
         return [
             [each.name for each in instructions if each.opcode not in _NO_WORK]
             for instructions in self.computations.values()
         ]
 
     def _serve(self, instructions: list[_Instruction], known: dict[str, Origin], caller: _Instruction | None) -> None:
-        """Give added instructions the origin of what they serve, in place."""
+        """Give added instructions the origin of the operation that they serve, in place."""
         readers: dict[str, list[str]] = {}
         for each in instructions:
             for operand in each.operands:
@@ -142,11 +142,10 @@ class Program:
         return {each.place for instructions in self.computations.values() for each in instructions if each.place}
 
     def _common_place(self) -> str | None:
-        """Path of the functions that all operations of the program have in common; None for a primitive that is
-        compiled by itself: calls from other places use it too.
+        """The path of functions that all operations of the program have in common; None for a primitive that is
+        compiled by itself, because calls from other places use it too.
 
-        A program is a function of the user's if it is named like one of those that led to its operations, or has
-        several places.
+        A program is a user's function if it has the name of a function in its stack frames, or several places.
         """
         places = self._places()
         title = _word(self.name.partition("_")[2])
@@ -156,12 +155,12 @@ class Program:
 
 
 def _word(name: str) -> str:
-    """A function's name as XLA writes it."""
+    """Convert a function's name to XLA's spelling."""
     return re.sub(r"\W", "_", name).strip("_")
 
 
 def programs_in_text(program: str) -> list[Program]:
-    """Programs in HLO text; several may follow one another."""
+    """The programs in HLO text, which may contain several."""
     return [_of_text(module) for module in hlo_modules(program)]
 
 
@@ -190,7 +189,7 @@ def _of_text(module: HloModule) -> Program:
 
 
 def _frames_of_text(tables: Mapping[str, list[str]]) -> dict[int, str]:
-    """Path of each stack frame. Here a frame's parent is written one too high, and its own number where it has none."""
+    """The path of each stack frame. The text gives a frame's parent plus one, or the frame itself if it has none."""
     files, functions = ([row.strip('"') for row in tables.get(name, ())] for name in ("FileNames", "FunctionNames"))
     locations, frames = (
         [{key: int(value) for key, value in _ROW.findall(row)} for row in tables.get(name, ())]
@@ -221,10 +220,10 @@ def _functions(names: list[str] | tuple[str, ...]) -> set[str]:
 
 
 def programs_in_proto(program: memoryview) -> list[Program]:
-    """Programs of a serialised ``HloProto``.
+    """The programs in a serialised ``HloProto``.
 
     Raises:
-        WireError: The bytes are no such message.
+        WireError: The bytes are not such a message.
     """
     return [_of_proto(sub(value)) for tag, value in fields(program) if tag == 1]
 

@@ -1,4 +1,4 @@
-"""Just enough of the protocol buffers wire format to read a profile without the framework that wrote it."""
+"""Minimal reader of the protocol buffers wire format, to read a profile without the framework that wrote it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class WireError(Exception):
-    """The bytes are no protocol buffer message, or end inside one."""
+    """Error for bytes that are not a protocol buffer message, or that end inside one."""
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -39,7 +39,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def text(value: int | memoryview) -> str:
-    """A string field.
+    """Decode a string field.
 
     Raises:
         WireError: The field is a number.
@@ -50,7 +50,7 @@ def text(value: int | memoryview) -> str:
 
 
 def sub(value: int | memoryview) -> memoryview:
-    """A message field.
+    """Check that a field contains a message, and return its bytes.
 
     Raises:
         WireError: The field is a number.
@@ -61,10 +61,10 @@ def sub(value: int | memoryview) -> memoryview:
 
 
 def number(value: int | memoryview) -> int:
-    """A varint field that is not negative in any known profile, or the low 64 bits of one that is.
+    """Check that a field contains a number, and return it; a negative number is given as its low 64 bits.
 
     Raises:
-        WireError: The field holds bytes.
+        WireError: The field contains bytes.
     """
     if not isinstance(value, int):
         raise WireError(f"expected a number, found {len(value)} bytes")

@@ -1,7 +1,7 @@
-"""JAX and TensorFlow 2 programs: how to have them recorded, and what the recording says.
+"""Tracer for JAX and TensorFlow 2 programs, and reader of JAX's Chrome traces.
 
 JAX's Chrome trace (``*.trace.json.gz``) names instructions of compiled programs, which are joined with the programs'
-``op_name``. The ``*.xplane.pb`` beside it says more (when it began, the programs themselves): prefer that one.
+``op_name``. The ``*.xplane.pb`` beside it contains more (its start time, the programs themselves) and is preferable.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _CALLED = {"jax": "function of jax.jit", "tensorflow": "tf.function"}
 
 
 class XlaTracer(RecordingTracer):
-    """Has JAX or TensorFlow programs record themselves.
+    """Tracer that records JAX or TensorFlow programs from inside.
 
     Args:
-        framework: Which of the two.
+        framework: Name of the framework.
     """
 
     def __init__(self, framework: Literal["jax", "tensorflow"]) -> None:
@@ -37,7 +37,7 @@ class XlaTracer(RecordingTracer):
 
 
 def _read(file: Path, _calls: bool) -> tuple[EventTrace, IntArray]:
-    """The events of a file; a compiled program has no calls of modules that could be numbered."""
+    """Read a file's events and clock ranges; compiled programs have no module calls to number."""
     profile = read_xla(file)
     starts = [profile.start_ns + event.start_ps // 1000 for event in profile.events if event.name == CLOCK_RANGE]
     return profile_trace(profile, file), np.array(starts, np.int64)
@@ -48,11 +48,11 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
 
     Args:
         path: The trace.
-        hlo: Compiled programs as text, or profiles that hold them; those beside the trace that share its name are
-            found by themselves.
+        hlo: Compiled programs as text, or profiles that contain them; without any, the files beside the trace with
+            the same name are used.
 
     Raises:
-        DataError: A file cannot be read, or the trace holds no instruction of a compiled program.
+        DataError: A file cannot be read, or the trace contains no instruction of a compiled program.
     """
     trace = ChromeTrace(path)
     tracks: dict[Any, str] = {}
@@ -88,7 +88,7 @@ def read_jax(path: Path, hlo: Sequence[Path] = ()) -> EventTrace:
 
 
 def known_programs(path: Path, hlo: Sequence[Path]) -> XlaProfile:
-    """Programs and start of a trace, from the files given or those beside it with the same name."""
+    """Read the programs and the start time of a trace, from the given files or those beside it with the same name."""
     stem = path.name.removesuffix(".gz").removesuffix(".json").removesuffix(".trace")
     beside = [
         other for end in ("hlo.txt", "xplane.pb", "xplane.pb.gz") if (other := path.with_name(f"{stem}.{end}")).exists()

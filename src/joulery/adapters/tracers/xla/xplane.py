@@ -1,7 +1,7 @@
-"""XLA profiles (``*.xplane.pb``) of JAX and TensorFlow 2, read without either.
+"""Reader of XLA profiles (``*.xplane.pb``) of JAX and TensorFlow 2, which needs neither framework.
 
 A plane is a device, a line a thread or stream, an event an interval on it. JAX's events name instructions of compiled
-programs, which the profile carries too (:mod:`hlo`); TensorFlow's are called ``path/of/node:OpType``.
+programs, which the profile contains too (:mod:`hlo`); TensorFlow's are called ``path/of/node:OpType``.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Event:
 
 @dataclass(slots=True)
 class XlaProfile:
-    """A profile.
+    """A parsed XLA profile.
 
     Attributes:
-        start_ns: Unix nanoseconds all times count from; 0 when the profile does not say.
+        start_ns: Unix nanoseconds all times count from; 0 when the profile does not contain it.
         events: Every event of every line that is not an overlay of others.
-        origins: Where instructions come from, by (HLO module, instruction).
+        origins: Origins of instructions, by (HLO module, instruction).
         sequences: Instructions of each computation of a module, in order.
     """
 
@@ -68,7 +68,7 @@ class XlaProfile:
     sequences: dict[str, list[list[str]]] = field(default_factory=dict)
 
     def learn(self, programs: Iterable[Program]) -> None:
-        """Add what programs say."""
+        """Add the origins and the instruction sequences of programs."""
         for program in programs:
             self.origins |= program.origins()
             self.sequences[program.name] = program.sequences()
@@ -78,7 +78,7 @@ def read_xplane(path: Path) -> EventTrace:
     """The named operations of a profile.
 
     Raises:
-        DataError: The file cannot be read, is cut short, or holds no operation.
+        DataError: The file cannot be read, is truncated, or contains no operation.
     """
     return profile_trace(read_xla(path), path)
 
@@ -87,7 +87,7 @@ def profile_trace(profile: XlaProfile, path: Path) -> EventTrace:
     """The named operations of a profile that was read.
 
     Raises:
-        DataError: It holds no operation.
+        DataError: The profile contains no operation.
     """
     if any("hlo_op" in event.stats for event in profile.events):
         jax = [event for event in profile.events if "hlo_op" in event.stats or event.device.startswith("GPU")]
@@ -138,9 +138,9 @@ def xla_trace(
 
     Args:
         events: Runs of instructions, and all work of GPUs.
-        origins: Where instructions come from.
+        origins: Origins of instructions.
         start_ns: Unix nanoseconds that the events count from; 0 where it is not known.
-        launched: Functions that launched a run, by (HLO module, run), where the program does not say.
+        launched: Functions that launched a run, by (HLO module, run), for programs that do not contain them.
         sequences: Instructions of each computation, in order: for kernels that a CUDA graph launched.
     """
     names, phases, counts = [], [], Counter[str]()
@@ -173,11 +173,11 @@ def xla_trace(
 
 
 def _annotated(event: Event, *, whole: bool = False) -> Origin | None:
-    """Source operation that a GPU's profile states beside a kernel: what the whole module shares, and the rest.
+    """The source operation in a GPU kernel's annotation: the prefix that the module shares, and the rest.
 
     Args:
         event: The kernel.
-        whole: It states what all kernels of a graph share.
+        whole: Whether the annotation is shared by all kernels of a graph.
     """
     name = str(event.stats.get("name") or "")
     stated = "/".join(filter(None, (str(event.stats.get("prefix") or ""), name)))
@@ -203,7 +203,7 @@ def _notes(counts: Mapping[str, int], total: int, start_ns: int) -> list[str]:
 def trace_of(
     events: list[Event], names: list[str], phases: list[str], start_ns: int, notes: tuple[str, ...] | list[str]
 ) -> EventTrace:
-    """Columns of named events."""
+    """Build an event trace from named events."""
     ops = {name: i for i, name in enumerate(dict.fromkeys(names))}
     devices = {name: i for i, name in enumerate(dict.fromkeys(event.device for event in events))}
     lanes = {lane: i for i, lane in enumerate(dict.fromkeys(event.lane for event in events))}
@@ -223,10 +223,10 @@ def trace_of(
 
 
 def read_xla(path: Path) -> XlaProfile:
-    """Everything of a profile that accounting needs.
+    """Read the data of a profile that energy accounting needs.
 
     Raises:
-        DataError: The file cannot be read or is cut short.
+        DataError: The file cannot be read or is truncated.
     """
     try:
         with open_stream(path) as stream:

@@ -1,1 +1,1 @@
-"""``joulery profile --from RUNS``: runs of language models that people have measured, and predictions from them."""
+"""``joulery profile --from RUNS``: measured runs of language models, and predictions from them."""

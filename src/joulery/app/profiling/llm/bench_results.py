@@ -13,7 +13,7 @@ from joulery.perf.llm.runs import LlmPoint, LlmRun, llm_point
 
 
 def read_vllm_bench(document: Mapping[str, Any], path: Path, given: Given) -> LlmRun:
-    """One result of ``vllm bench serve --save-result`` (and of SGLang's, which has the same keys).
+    """Read a result of ``vllm bench serve --save-result`` (or of SGLang's benchmark, which has the same keys).
 
     Requests in flight follow from Little's law: completed requests a second times their mean time. ``--metadata
     gpu_model=H100 num_gpus=2 weight_precision=fp8 avg_power_watts=520`` adds what the tool does not record.
@@ -51,7 +51,7 @@ def read_vllm_bench(document: Mapping[str, Any], path: Path, given: Given) -> Ll
 
 
 def read_aiperf(document: Mapping[str, Any], path: Path, given: Given) -> LlmRun:
-    """``profile_export_aiperf.json`` (AIPerf) or ``profile_export_genai_perf.json`` (GenAI-Perf).
+    """Read ``profile_export_aiperf.json`` (AIPerf) or ``profile_export_genai_perf.json`` (GenAI-Perf).
 
     Raises:
         DataError: A metric is missing or wrong, or the GPU type is unknown.
@@ -108,10 +108,10 @@ _ANALYZER = {
 
 
 def read_model_analyzer(path: Path, given: Given) -> list[LlmRun]:
-    """``metrics-model-inference.csv`` of Triton Model Analyzer, profiled for language models (``model_type: LLM``).
+    """Read ``metrics-model-inference.csv`` of Triton Model Analyzer for language models (``model_type: LLM``).
 
     Raises:
-        DataError: It has requests but no tokens, a row is wrong, or the GPU type is not given.
+        DataError: The file has requests but no tokens, a row is wrong, or the GPU type is not given.
     """
     rows = read_table(path, ["Model", "Concurrency"])
     columns = _analyzer_columns(path)
@@ -184,7 +184,7 @@ def _metric(metrics: Mapping[str, Any], path: Path, tag: str, statistic: str = "
 
 
 def _model_of(config: Mapping[str, Any]) -> str | None:
-    """The first model name, where AIPerf and GenAI-Perf put it."""
+    """The first model name in a result of AIPerf or GenAI-Perf."""
     endpoint = config.get("endpoint")
     for place in (endpoint if isinstance(endpoint, Mapping) else {}, config):
         for key in ("model_names", "model", "formatted_model_name"):

@@ -1,4 +1,4 @@
-"""Load points with prompt and answer lengths: time to first token, fitted and predicted.
+"""Fit and predict the time to first token at load points with prompt and answer lengths.
 
 Columns are those of NVIDIA AIConfigurator's silicon samples: ``model_path``, ``system``, ``backend``,
 ``backend_version``, ``precision``, ``isl``, ``osl``, ``batch_size`` (requests in flight), ``tp_size``, and
@@ -26,19 +26,19 @@ _ECHOED = (*COLUMNS, "backend", "backend_version", "precision", "attention_dp_si
 
 
 def holds_load_points(path: Path) -> bool:
-    """Whether a CSV file has prompt and answer lengths as load points have."""
+    """Whether a CSV file has the columns of load points: prompt and answer lengths."""
     return path.suffix.lower() == ".csv" and {"isl", "osl"} <= set(csv_header(path))
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenProfile:
-    """Predictions for the load points asked, from measured load points.
+    """Predictions for the requested load points, from measured load points.
 
     Attributes:
-        measured: How many load points were measured.
-        asked: The cells of each row asked.
-        answers: A prediction each.
-        cross_validation: By how points were left out: how many, median and 90th percentile of the error.
+        measured: Number of measured load points.
+        asked: The cells of each requested row.
+        answers: A prediction for each requested row.
+        cross_validation: Number of points, median and 90th percentile of the error, by the way points were left out.
     """
 
     measured: int
@@ -47,7 +47,7 @@ class FirstTokenProfile:
     cross_validation: Mapping[str, tuple[int, float, float]]
 
     def document(self) -> dict[str, Any]:
-        """The answers as one JSON object."""
+        """The predictions as one JSON object."""
         return {
             "schema": "joulery.llm-first-token/1",
             "runs": self.measured,

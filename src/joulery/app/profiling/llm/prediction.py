@@ -23,9 +23,9 @@ class LeftOutErrors(NamedTuple):
     """Errors on rows left out of the fit in one way.
 
     Attributes:
-        figure: Which figure.
-        left_out: How rows were left out: what a question that far away meets.
-        rows: How many.
+        figure: Name of the predicted figure.
+        left_out: The way rows were left out, which stands for the distance of a row from the measured runs.
+        rows: Number of rows.
         median_ratio, p90_ratio: Median and 90th percentile of the relative error, without sign.
     """
 
@@ -38,12 +38,12 @@ class LeftOutErrors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LlmProfile:
-    """Predictions for the rows asked, from measured runs.
+    """Predictions for the requested rows, from measured runs.
 
     Attributes:
         runs: The runs.
-        questions: The rows asked, in their order.
-        answers: A prediction each.
+        questions: The requested rows, in their order.
+        answers: A prediction for each requested row.
         cross_validation: Errors on rows left out, by figure and distance.
     """
 
@@ -53,7 +53,7 @@ class LlmProfile:
     cross_validation: tuple[LeftOutErrors, ...]
 
     def document(self) -> dict[str, Any]:
-        """The answers as one JSON object."""
+        """The predictions as one JSON object."""
         return {
             "schema": SCHEMA,
             "runs": len(self.runs),
@@ -79,7 +79,7 @@ def llm_profile(files: Sequence[Path], rows: Path | None, given: Given | None = 
 
 
 def cross_validation(predictor: LlmPredictor) -> tuple[LeftOutErrors, ...]:
-    """Errors of every figure on rows left out in every way."""
+    """Errors of every figure, for every way to leave out rows."""
     return tuple(
         LeftOutErrors(
             figure,

@@ -1,4 +1,4 @@
-"""CSV files of measured runs: those of The ML.ENERGY Benchmark, and one's own with the same columns."""
+"""Readers of CSV files of measured runs: those of The ML.ENERGY Benchmark, and others with the same columns."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ REQUIRED = (
     ("avg_batch_size", "max_num_seqs"),
     "output_throughput_tokens_per_sec",
 )
-"""Columns a file of runs has to have; of a tuple, one."""
+"""Required columns of a file of runs; of a tuple, one of its columns."""
 ASKED = ("model_id", "gpu_model", "num_gpus", "weight_precision", ("avg_batch_size", "max_num_seqs"))
-"""Columns a file of rows to predict has to have."""
+"""Required columns of a file of rows to predict."""
 
 
 ECHOED = ("model_id", "gpu_model", "num_gpus", "weight_precision", "task", "avg_batch_size", "max_num_seqs")
-"""Columns that answers repeat as they were asked."""
+"""Columns that predictions repeat unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Question:
     """A row to predict.
 
     Attributes:
-        point: What it asks.
-        asked: Its cells by column, as written.
+        point: The point to predict.
+        asked: Cells of the row by column, as written.
     """
 
     point: LlmPoint
@@ -42,7 +42,7 @@ class Question:
 
 
 def read_run_table(path: Path) -> list[LlmRun]:
-    """The runs of a CSV file. Besides :data:`REQUIRED` it may have ``task``, ``max_num_seqs``, ``avg_power_watts`` or
+    """Read the runs of a CSV file. It may add to :data:`REQUIRED`: ``task``, ``max_num_seqs``, ``avg_power_watts`` or
     ``energy_per_token_joules``, ``median_itl_ms``, ``p99_itl_ms``, ``mean_ttft_ms``, ``mean_tpot_ms``,
     ``avg_input_len``, ``avg_output_len``, ``total_params_billions`` and ``activated_params_billions``.
 
@@ -53,7 +53,7 @@ def read_run_table(path: Path) -> list[LlmRun]:
 
 
 def read_questions(path: Path, runs: list[LlmRun]) -> list[Question]:
-    """The rows to predict. A model whose id says too little has the size of the run with the same id.
+    """Read the rows to predict. A model whose id does not state its size has the size of the run with the same id.
 
     Raises:
         DataError: The file or a row of it is wrong.

@@ -1,4 +1,4 @@
-"""Measured runs from files of any form that is known here."""
+"""Read measured runs from files of any known format."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FORMS = "vLLM bench serve JSON, AIPerf JSON, Triton Model Analyzer CSV, or a CSV
 
 
 def read_runs(paths: Sequence[Path], given: Given | None = None) -> list[LlmRun]:
-    """Every run of these files, in their order; the form of a file follows from what is in it.
+    """Read the runs of these files, in their order; the format of a file is recognised by its content.
 
     Raises:
-        DataError: A file cannot be read, has no form that is known, or a row of it is wrong.
+        DataError: A file cannot be read, has an unknown format, or has a wrong row.
     """
     runs: list[LlmRun] = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""Rows of measurements with columns by several names, and one wording of what is wrong with them."""
+"""Readers of measurement tables whose columns have several names, with uniform error messages."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class MeasuredRow:
         self._row = row
 
     def text(self, *columns: str) -> str:
-        """The first of these columns that has something; empty where none has."""
+        """Text of the first of these columns that is not empty; empty where all are."""
         for column in columns:
             if found := self._row.cells.get(column, "").strip():
                 return found
         return ""
 
     def number(self, *columns: str) -> float | None:
-        """The number above 0 in the first of these columns that has something; None where none has.
+        """The number above 0 in the first of these columns that is not empty; None where all are empty.
 
         Raises:
-            DataError: It is no number, not finite, or not above 0.
+            DataError: The cell is not a finite number above 0.
         """
         for column in columns:
             if self._row.cells.get(column, "").strip():
@@ -62,10 +62,10 @@ class MeasuredRow:
         return None
 
     def required(self, *columns: str) -> float:
-        """As :meth:`number`.
+        """As :meth:`number`, but raises an error where all columns are empty.
 
         Raises:
-            DataError: As there, or all of them are empty.
+            DataError: As for :meth:`number`, or all columns are empty.
         """
         found = self.number(*columns)
         if found is None:
@@ -73,10 +73,10 @@ class MeasuredRow:
         return found
 
     def whole(self, column: str, otherwise: int | None = None) -> int:
-        """The whole number in a column, or what stands for an empty one.
+        """The whole number in a column; ``otherwise`` if the cell is empty.
 
         Raises:
-            DataError: It is no whole number above 0, or is empty and nothing stands for it.
+            DataError: The cell is not a whole number above 0, or is empty and ``otherwise`` is None.
         """
         if not self._row.cells.get(column, "").strip():
             if otherwise is None:
@@ -89,16 +89,16 @@ class MeasuredRow:
         return self._row.wrong(message, hint=hint)
 
     def named(self, error: ConfigError) -> DataError:
-        """An unknown name in this row, with what is known instead."""
+        """An error about an unknown name in this row, with the known names as a hint."""
         return self.wrong(f"{error.message} (got {error.got})", hint=error.hint)
 
 
 def read_table(path: Path, columns: Sequence[str | tuple[str, ...]]) -> list[MeasuredRow]:
-    """The rows of a CSV file.
+    """Read the rows of a CSV file.
 
     Args:
         path: The file.
-        columns: Those that have to be there; of a tuple, one of them.
+        columns: Required columns; of a tuple, one of its columns.
 
     Raises:
         DataError: No such file, a column is missing (the nearest names are offered), or no rows.
@@ -121,7 +121,7 @@ def read_table(path: Path, columns: Sequence[str | tuple[str, ...]]) -> list[Mea
 
 
 def read_document(path: Path) -> Any:
-    """A JSON document, or the documents of a file with one a line.
+    """Read a JSON document, or a list of documents from a file with one per line.
 
     Raises:
         DataError: No such file, or not JSON.
@@ -143,10 +143,10 @@ def read_document(path: Path) -> Any:
 
 
 def positive(document: Mapping[str, Any], key: str, path: Path) -> float | None:
-    """The number above 0 at a key; None where there is none.
+    """The number above 0 at a key of a document; None where the key is missing or null.
 
     Raises:
-        DataError: It is no number, not finite or not above 0.
+        DataError: The value is not a finite number above 0.
     """
     value = document.get(key)
     if value is None:
@@ -157,10 +157,10 @@ def positive(document: Mapping[str, Any], key: str, path: Path) -> float | None:
 
 
 def hardware(given: Given, gpu: object, num_gpus: object, precision: object, path: Path) -> tuple[str, int, str]:
-    """GPU type, number of GPUs and precision: the flag where it is given, else what the file says.
+    """GPU type, number of GPUs and precision: from the flag where it is given, else from the file.
 
     Raises:
-        DataError: The GPU type is said by neither, or a name is unknown; one GPU and bfloat16 are assumed else.
+        DataError: Neither gives the GPU type, or a name is unknown. The defaults of the others are 1 GPU and bfloat16.
     """
     name = given.gpu or (str(gpu) if gpu else "")
     if not name:

@@ -1,1 +1,1 @@
-"""Several gateways behind one controller: the processes, and what the controller knows of them."""
+"""Several gateways with one controller: their processes, and the controller's side of them."""

@@ -1,7 +1,7 @@
 """The process of the engine server: ``python -m joulery.app.serving.gateways.engine_process CONFIG``.
 
-It outlives the controller that starts it: a session of its own, no pipe to anyone. It ends when a controller closes it,
-on SIGTERM, and when no controller has come for long.
+It outlives the controller that starts it: it has its own session and no pipes to other processes. It ends when a
+controller closes it, on SIGTERM or SIGINT, and when it has had no controller for ``outlive_s``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EngineProcessConfig:
         join: ``HOST:PORT`` for gateways of other machines; None for none.
         join_token_file: File with their token.
         join_tls: Files of the certificate and the key that encrypt their connections; None for no encryption.
-        outlive_s: It ends when no controller has come for so long.
+        outlive_s: Seconds without a controller after which the process ends.
         services: The site's services.
     """
 
@@ -57,7 +57,7 @@ class EngineProcessConfig:
     join_tls: tuple[str, str] | None = None
 
     def to_json(self) -> str:
-        """As one argument of a command line."""
+        """The configuration as one command-line argument."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -68,10 +68,10 @@ class EngineProcessConfig:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """Specification that the engine is made from; pickled between processes of one version.
+    """Specification of the engine; pickled between processes of one version.
 
     Attributes:
-        serving: Which engine, and its limits.
+        serving: Kind of the engine, and its limits.
         cores: CPU cores of an embedded engine.
         upstreams: Whether the services are on other servers.
         here: Of services with some variants on this machine and some on other servers, the cores of each replica.
@@ -94,15 +94,15 @@ class EnginePlan:
         here: Mapping[str, tuple[tuple[int, ...], ...]] = {},
         devices: tuple[GpuDeviceConfig, ...] = (),
     ) -> EnginePlan:
-        """The plan of a site; where gateways listen makes no other engine."""
+        """The plan of a site, without the gateways' addresses and tokens, which do not affect the engine."""
         gone = dict.fromkeys(("grpc", "token", "token_file", "tls", "gateways"))
         return cls(serving.model_copy(update={**gone, "listen": "127.0.0.1:0"}), cores, upstreams, here, devices)
 
     def engine(self, places: Places | None) -> Engine:
-        """The engine; it runs nothing yet.
+        """Create the engine; it runs no replicas yet.
 
         Args:
-            places: Hands out parts of its GPUs; None where it has none.
+            places: Hands out slices of its GPUs; None where it has none.
         """
         return site_engine(
             self.serving,
@@ -121,7 +121,7 @@ class EngineMaker:
         self._gpus = AsyncExitStack()
 
     async def make(self, plan: EnginePlan) -> Engine:
-        """The engine of a plan; the one before has ended.
+        """Create the engine of a plan, once the previous one has ended.
 
         Raises:
             JouleryError: A GPU is not available.
@@ -135,13 +135,13 @@ class EngineMaker:
         return plan.engine(found.places)
 
     async def close(self) -> None:
-        """Give the GPUs back. Safe to call twice."""
+        """Release the GPUs. Safe to call twice."""
         await self._gpus.aclose()
         self._gpus = AsyncExitStack()
 
 
 def main(argument: str) -> int:
-    """Run until it is to end."""
+    """Run the engine server until it is closed; return the exit code."""
     config = EngineProcessConfig.from_json(argument)
     os.chdir(config.state)  # the path of a socket has at most 107 bytes
     with Path(LOCK).open("w") as lock:
@@ -184,7 +184,7 @@ async def _serve(config: EngineProcessConfig) -> None:
 
 @asynccontextmanager
 async def _listening(server: EngineServer, control: ControlServer, config: EngineProcessConfig) -> AsyncIterator[None]:
-    """The sockets; those for this machine's processes are in a folder that only their user can enter."""
+    """Open the sockets; those for this machine's processes are in a folder that only their user can enter."""
     loop = asyncio.get_running_loop()
     listeners: list[asyncio.AbstractServer] = []
     try:

@@ -1,4 +1,4 @@
-"""One gateway of several: it joins an engine server and answers clients with its engine."""
+"""The process of one of several gateways: joins an engine server and answers clients with its engine."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class GatewayRequest:
     Attributes:
         join: ``unix:PATH`` or ``HOST:PORT`` of the engine server.
         listen: ``HOST:PORT`` for clients; port 0 takes a free one.
-        name: Its name among the gateways.
+        name: Name of the gateway.
         token_file: File with the bearer token of clients; None for no token.
-        join_token_file: File with the token of gateways of other machines; None on the engine server's own.
+        join_token_file: File with the token of gateways on other machines; None on the engine server's own machine.
         tls: Certificate and key; None for plain HTTP.
         shared_port: Whether other gateways listen on the same port.
         open_monitoring: Whether probes and Prometheus need no token.
-        drain_s: How long a stop waits for requests.
-        give_up_s: It ends when the engine server was away for so long; None for never.
-        start: Identifies how it was started.
+        drain_s: Seconds that a stop waits for running requests.
+        give_up_s: Seconds without the engine server after which the gateway ends; None for never.
+        start: Hash of the version and settings that the gateway was started with.
         join_certificate: Certificate that encrypts the connection to the engine server; None for no encryption.
         grpc: ``HOST:PORT`` of the Open Inference Protocol over gRPC; None for HTTP alone.
     """
@@ -82,12 +82,12 @@ async def run_gateway(request: GatewayRequest, ready: Callable[[str, str, str], 
     """Answer clients until SIGTERM or SIGINT.
 
     Args:
-        request: Where to join and listen.
-        ready: Receives the address, the name and the address of gRPC (empty without) once it listens.
+        request: The flags of the gateway.
+        ready: Receives the address, the name and the gRPC address (empty without gRPC) once the gateway listens.
 
     Raises:
-        JouleryError: A flag is wrong, the port is not available, the engine server refuses the gateway, or was away for
-            too long.
+        JouleryError: A flag is wrong, the port is not available, or the engine server refuses the gateway or was away
+            for too long.
     """
     host, port = address(request.listen)
     token = None if request.token_file is None else read_token(request.token_file)
@@ -129,7 +129,7 @@ async def run_gateway(request: GatewayRequest, ready: Callable[[str, str, str], 
 
 
 class _Parts:
-    """The gateway and its engine."""
+    """The gateway, its connection to the engine server, and its metrics."""
 
     def __init__(self, request: GatewayRequest, token: str | None, secret: bytes | None) -> None:
         self.connections: Callable[[], int] = lambda: 0
@@ -175,7 +175,7 @@ class _Parts:
 
 
 def _health(name: str, engine: EngineClient) -> dict[str, Any]:
-    """Facts of the health page beside readiness."""
+    """Further facts of the health page."""
     found: dict[str, Any] = {"gateway": name, "engine": "connected" if engine.joined else "lost"}
     if not engine.joined:
         return found | ({"reason": engine.refused} if engine.refused else {})
@@ -186,7 +186,7 @@ def _health(name: str, engine: EngineClient) -> dict[str, Any]:
 
 
 async def _until(stop: asyncio.Event, engine: EngineClient, give_up_s: float | None) -> None:
-    """Until it is to stop.
+    """Wait until ``stop`` is set.
 
     Raises:
         CapabilityError: The engine server refuses the gateway, or was away for too long.

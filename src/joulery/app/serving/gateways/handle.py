@@ -1,7 +1,7 @@
-"""Several gateways as ``joulery up`` sees them: one engine, one ledger, one address.
+"""Several gateways of ``joulery up``, used as if they were one: one engine, one ledger, one address.
 
-The engine server, its gateways and the replicas are processes of their own that outlive this one. What ended while no
-controller was there is counted apart: its energy was not metered.
+The engine server, its gateways and the replicas are separate processes that outlive this one. Requests that ended while
+there was no controller are counted apart, because their energy was not metered.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from joulery.store.run.directory import RunWriter
 
 _REFRESH_S = 0.2
 _ORPHANS_S = 1.0
-"""Gateways of an engine server that died without a controller join the next one within this."""
+"""Time within which gateways of an engine server that ended without a controller join the next one."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-"""Between two tries to start an engine server; doubled after each."""
+"""First and longest pause between attempts to start an engine server; the pause doubles after each."""
 
 
 class GroupServer:
-    """The servers of all gateways, as one.
+    """The HTTP servers of all gateways, with the interface of one server.
 
     Attributes:
-        url: Where clients find them.
+        url: URL for clients.
         tls: Their certificate and key; None for plain HTTP.
-        beside_address: Where all of them answer gRPC; empty for HTTP only.
+        beside_address: Address for gRPC; empty for HTTP only.
     """
 
     def __init__(self, local: LocalGateways, tls: TlsFiles | None) -> None:
@@ -64,22 +64,22 @@ class GroupServer:
         self._local = local
 
     async def stop(self) -> None:
-        """End the gateways of this machine; running requests finish. Safe to call twice."""
+        """Stop the gateways of this machine; running requests finish. Safe to call twice."""
         await self._local.stop()
 
 
 class GatewayGroup:
-    """The gateways of a session. Offers what :class:`joulery.app.serving.gateway_handle.GatewayHandle` does.
+    """The gateways of a session, with the interface of :class:`joulery.app.serving.gateway_handle.GatewayHandle`.
 
     Args:
         site: The site file.
-        names: Its services.
+        names: Names of its services.
         writer: The run folder.
         pages: Makes the dashboard's routes.
         engine_server: The engine server's process.
         local: The gateways of this machine.
         link: The connection to the engine server.
-        found: What the engine server was doing.
+        found: State of the engine server when this controller connected.
     """
 
     def __init__(
@@ -116,25 +116,25 @@ class GatewayGroup:
 
     @property
     def gpus_in_use(self) -> bool:
-        """Whether the engine server runs replicas of an earlier controller: on the site's GPUs, where it names some."""
+        """Whether the engine server runs replicas of an earlier controller, possibly on the site's GPUs."""
         return self._found.plan is not None
 
     @property
     def seen(self) -> Sequence[Any]:
-        """The gateways as they were last seen."""
+        """Latest known state of the gateways."""
         return self._found.gateways if self._controlled is None else self._controlled.gateways
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes on this machine that belong to the run, though another controller started them."""
+        """Processes of the run on this machine: the engine server and the gateways, from any controller."""
         return (self._found.pid, *(one.pid for one in self.local.gateways if one.pid))
 
     def labels(self, service: str) -> Mapping[str, tuple[int, int]]:
-        """Right and labelled answers by variant."""
+        """Numbers of correct and of labelled answers, by variant."""
         return {} if self._controlled is None else self._controlled.labels(service)
 
     def engine(self, site: Site, cores: tuple[int, ...], places: Places | None = None) -> Engine:
-        """The engine server's engine; it is made, and its GPUs are leased, when replicas are first asked for."""
+        """The engine server's engine; it is created, and its GPUs are leased, when replicas are first requested."""
         from joulery.app.serving.gateway_handle import has_upstreams
 
         upstreams, here = has_upstreams(site), cores_beside_upstreams(site)
@@ -172,7 +172,7 @@ class GatewayGroup:
         """The report's entry on the gateways; writes the requests that ended without a controller as a series.
 
         Raises:
-            CapabilityError: The disk refuses.
+            CapabilityError: The file cannot be written.
         """
         return {
             "gateways": self._gateways(),
@@ -199,7 +199,7 @@ class GatewayGroup:
         return gateways
 
     async def watch(self) -> None:
-        """Renew what is known, a few times a second, and keep the gateways of this machine running."""
+        """Update the state of the gateways a few times a second, and keep those of this machine running."""
         while True:
             if self._controlled is not None and self._controlled.link is not None:
                 await self._controlled.refresh()
@@ -216,7 +216,7 @@ class GatewayGroup:
         self._watching = asyncio.create_task(self.watch(), name="gateways")
 
     async def close(self) -> None:
-        """End everything behind this controller. Safe to call twice."""
+        """Stop the gateways and the engine server. Safe to call twice."""
         self._closing = True
         for task in (self._watching, self._reviving):
             if task is not None:
@@ -229,7 +229,7 @@ class GatewayGroup:
         await self._end_engine_server()
 
     def serve_text(self, routes: OpenAIRoutes) -> None:
-        """Answer what gateways pass on for language models from now on."""
+        """Answer the requests for language models that gateways forward, from now on."""
         self.text = routes
         self._publish()
 
@@ -238,11 +238,11 @@ class GatewayGroup:
         await answer_relayed(self.text, request, passed)
 
     async def page(self, path: str, query: str, accept: str) -> PageAnswer:
-        """A page that a gateway's client asks for."""
+        """Render a page that a gateway's client requests."""
         return await page_of(self.admin, path, query, accept)
 
     def lost(self) -> None:
-        """The engine server has ended by itself: start another."""
+        """Start another engine server after this one has ended by itself."""
         if not self._closing and self._reviving is None:
             self._reviving = asyncio.create_task(self._revive(), name="engine server")
 
@@ -263,7 +263,7 @@ class GatewayGroup:
         await self._link.ask("begin", self.site.name)
 
     async def _revive(self) -> None:
-        """Start another engine server, as often as it takes, and have it run what the former one ran."""
+        """Start another engine server, retrying until it works, and restore the replicas of the former one."""
         self._say("the engine server has ended, and with it the replicas: another one is started")
         self._keep_counts()
         self._store()
@@ -277,7 +277,7 @@ class GatewayGroup:
             self._reviving = None
 
     async def _revived(self) -> bool:
-        """Try once to start it; whether it runs everything. What a failed try has started is ended."""
+        """Try once to start and restore it; return whether it succeeded. A failed attempt is cleaned up."""
         controlled, seen = self._controlled, self.seen
         if controlled is not None:
             controlled.link = None
@@ -302,7 +302,7 @@ class GatewayGroup:
         return False
 
     def _store(self) -> None:
-        """Write requests to disk that were taken: gateways forget them with the next engine server."""
+        """Write the collected requests to disk, since gateways discard them when the next engine server starts."""
         if self._session is not None:
             with suppress(JouleryError):  # a full disk: the rows stay buffered, and the next tick says so
                 self._session.history.requests.flush()
@@ -311,7 +311,7 @@ class GatewayGroup:
             self._keep_marks(self._controlled)
 
     def _expect_rows(self) -> None:
-        """Requests are about to be written: a controller that finds the rows knows which records are stored."""
+        """Note the rows that are about to be written, so that the next controller knows which records are stored."""
         if self._controlled is not None and self._session is not None:
             recorders = (self._session.history.requests, self._unmetered.recorder)
             rows = {one.path.absolute(): one.count for one in recorders}
@@ -319,12 +319,12 @@ class GatewayGroup:
                 self._stored_records.expect(rows, self._controlled.once_stored())
 
     def _keep_marks(self, controlled: ControlledEngine) -> None:
-        """Keep for the next controller which records are stored."""
+        """Write the marks of stored records for the next controller."""
         with suppress(JouleryError):  # a full disk: it may count some of them again
             self._stored_records.write(Stored(controlled.marks, controlled.entries))
 
     def _keep_counts(self) -> None:
-        """Keep the counts of an engine server that has ended; gateways report what it did not count to the next one."""
+        """Keep the counts of an engine server that has ended; gateways report uncounted requests to the next one."""
         for one in self.seen:
             self._former[one.name, "received"] += one.ended
             self._former[one.name, "ended"] += one.ended
@@ -347,7 +347,7 @@ class GatewayGroup:
         self._link.post("publish", settings, charges, {} if self._controlled is None else self._controlled.marks)
 
     def _ticked(self, tick: Tick) -> None:
-        """A period is on disk: the engine server need not keep its requests."""
+        """Mark the requests of a period as stored, so that the engine server can discard them."""
         if self._controlled is not None:
             with suppress(JouleryError):  # a full disk: they are stored with the next tick
                 self._unmetered.flush()
@@ -356,7 +356,7 @@ class GatewayGroup:
         self._publish()
 
     def _take(self, batch: LedgerBatch) -> None:
-        """Requests that ended, each once."""
+        """Record the requests of a batch that have ended, each once."""
         for _ in range(batch.unknown - self._unknown):
             self.metrics.request(_unknown_request())
         self._unknown = batch.unknown
@@ -407,7 +407,7 @@ def workers_log(site: Site, writer: RunWriter) -> int:
     """File descriptor for the output of language-model engines; that of replicas is in the engine server's log.
 
     Raises:
-        CapabilityError: The disk refuses.
+        CapabilityError: The file cannot be written.
     """
     if not site.language_models:
         return 2  # standard error
@@ -418,7 +418,7 @@ def workers_log(site: Site, writer: RunWriter) -> int:
 
 @asynccontextmanager
 async def open_gateways(site: Site, names: Sequence[str], writer: RunWriter, pages: Any) -> AsyncIterator[GatewayGroup]:
-    """The gateways on their ports, taken first; the engine server and gateways that run already are taken over.
+    """Open the gateways on their ports; take over the engine server and the gateways that are already running.
 
     Raises:
         JouleryError: A port or a file of the site is not available, or another controller runs.

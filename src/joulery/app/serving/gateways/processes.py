@@ -1,4 +1,4 @@
-"""The processes behind a controller: an engine server and gateways, started, found again, and started anew.
+"""The processes of a controller: start, find and restart the engine server and the gateways.
 
 They outlive the controller. A controller that starts finds them by the sockets in the state folder.
 """
@@ -40,17 +40,17 @@ _START_S = 60.0
 """Time limit for an engine server or a gateway to start, on a busy machine too."""
 _LOOK_S = 0.05
 _ORPHAN_S = 60.0
-"""A gateway of this machine ends when its engine server was away for so long."""
+"""Seconds without its engine server after which a gateway of this machine ends."""
 _TOKEN = "token"
 _RESTART_S = 1.0
 
 
 def gateways_folder(site: Site) -> Path:
-    """The folder of what outlives the controller, made where there is none.
+    """Return the folder for the sockets and logs of the processes that outlive the controller; create it if missing.
 
     Raises:
-        CapabilityError: It cannot be made.
-        ConfigError: Others may enter it: what runs there takes commands over its sockets.
+        CapabilityError: The folder cannot be created.
+        ConfigError: Other users may enter the folder, although its processes accept commands over sockets there.
     """
     assert site.serving.gateways is not None
     folder = site.serving.gateways.state.absolute()
@@ -69,7 +69,7 @@ def gateways_folder(site: Site) -> Path:
 
 @contextmanager
 def reachable(folder: Path, name: str) -> Iterator[str]:
-    """A path of a socket that is short enough, however long the folder's is."""
+    """Yield a path of a socket that is short enough for the kernel, however long the folder's path is."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{name}"
@@ -79,13 +79,13 @@ def reachable(folder: Path, name: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class EngineServerProcess:
-    """The engine server of a state folder.
+    """Starts and finds the engine server of a state folder.
 
     Attributes:
         folder: The state folder.
-        config: How it runs.
+        config: Settings of the gateways.
         services: The site's services.
-        process: It, where this controller started it.
+        process: Its process, where this controller started it; else None.
     """
 
     folder: Path
@@ -94,14 +94,14 @@ class EngineServerProcess:
     process: subprocess.Popen[bytes] | None = None
 
     async def connect(self, link: ControlLink, *, fresh: bool = False) -> bool:
-        """Connect to the engine server, started where there is none; whether it was there before.
+        """Connect to the engine server, starting one if necessary; return whether it was already running.
 
         Args:
             link: The connection.
-            fresh: Start one without looking.
+            fresh: Whether to start one without trying to connect first.
 
         Raises:
-            CapabilityError: It cannot be started, or has a controller.
+            CapabilityError: The engine server cannot be started, or has another controller.
         """
         if not fresh and await self._connected(link):
             return True
@@ -120,7 +120,7 @@ class EngineServerProcess:
         return False
 
     async def ended(self, within_s: float) -> None:
-        """Wait for the end of the process that this controller started; kill it where it takes too long."""
+        """Wait for the end of the process that this controller started; kill it after ``within_s``."""
         if self.process is None:
             return
         try:
@@ -159,11 +159,11 @@ class LocalGateway:
     Attributes:
         name: Its name.
         where: ``HOST:PORT``.
-        process: It, where this controller started it.
-        pid: Its process; 0 before there is one.
-        alive_s: When it was last seen joined, on the monotonic clock.
-        starts: How often this controller started it.
-        answers: Whether its process has joined; one that still starts is not silent.
+        process: Its process, where this controller started it; else None.
+        pid: Its process id; 0 before it starts.
+        alive_s: Time it last responded, on the monotonic clock.
+        starts: Number of times that this controller started it.
+        answers: Whether its process has joined; a starting process has more time.
     """
 
     name: str
@@ -176,7 +176,7 @@ class LocalGateway:
 
     @property
     def running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process is alive."""
         if self.process is not None:
             return self.process.poll() is None
         return self.pid != 0 and _is_gateway(self.pid, self.name)
@@ -184,14 +184,14 @@ class LocalGateway:
 
 @dataclass(slots=True)
 class LocalGateways:
-    """The gateways of this machine.
+    """Starts and supervises the gateways of this machine.
 
     Attributes:
         folder: The state folder.
-        serving: Where they listen, and how they protect themselves.
+        serving: Their addresses, tokens and TLS files.
         gateways: The gateways.
-        reserved: Holds the shared port.
-        stopped: Whether they are to run no more.
+        reserved: Socket that reserves the shared port.
+        stopped: Whether the gateways have been stopped.
     """
 
     folder: Path
@@ -201,7 +201,7 @@ class LocalGateways:
     stopped: bool = False
 
     def take_over(self, found: Sequence[GatewayStatus]) -> None:
-        """Choose the addresses; go on with the gateways that are there and were started the same way.
+        """Choose the addresses; take over the running gateways that were started with the same settings.
 
         Args:
             found: The gateways that the engine server knows.
@@ -233,18 +233,18 @@ class LocalGateways:
 
     @property
     def url(self) -> str:
-        """Address of the first of them."""
+        """URL of the first gateway."""
         scheme = "http" if self.serving.tls is None else "https"
         return f"{scheme}://{self.gateways[0].where}"
 
     def joined(self, seen: Sequence[GatewayStatus]) -> bool:
-        """Whether all of them answer.
+        """Whether all gateways have joined the engine server.
 
         Args:
             seen: The gateways as the engine server knows them.
 
         Raises:
-            CapabilityError: One ended, and was started again more than once.
+            CapabilityError: A gateway ended and was started again more than once.
         """
         for one in self.gateways:
             if one.starts > 2:
@@ -254,7 +254,7 @@ class LocalGateways:
         return there >= {one.name for one in self.gateways}
 
     def supervise(self, seen: Sequence[GatewayStatus]) -> list[str]:
-        """Start what does not run, kill what does not answer; what a person should know, one sentence each.
+        """Start gateways that are not running and kill those that do not answer; return messages, one sentence each.
 
         Args:
             seen: The gateways as the engine server knows them.
@@ -281,7 +281,7 @@ class LocalGateways:
         return remarks
 
     async def stop(self) -> None:
-        """End them: no new connections, running requests finish. Safe to call twice."""
+        """Stop the gateways: no new connections, running requests finish. Safe to call twice."""
         gateways, self.stopped = self.gateways, True
         for one in gateways:
             if one.running:
@@ -300,7 +300,7 @@ class LocalGateways:
             self.reserved.close()
 
     def _shared(self, there: Sequence[GatewayStatus]) -> str:
-        """The address that all share: that of the running ones where the site file leaves the port open."""
+        """Address that all gateways share: that of the running ones where the site file leaves the port open."""
         host, port = self.serving.host, self.serving.port
         for one in there:
             known = one.url.partition("://")[2]
@@ -324,7 +324,7 @@ class LocalGateways:
         one.starts += 1
 
     def _start_of(self, one: LocalGateway) -> str:
-        """Identifies how a gateway is started: another site file, another version, another one."""
+        """Hash of the version and the arguments that a gateway is started with."""
         return hashlib.sha256(repr((__version__, self._arguments(one))).encode()).hexdigest()[:16]
 
     def _arguments(self, one: LocalGateway) -> tuple[str, ...]:
@@ -347,7 +347,7 @@ class LocalGateways:
         return tuple(options)
 
     def _token_file(self) -> Path | None:
-        """The file of the clients' token; one that stands in the site file is written to the state folder."""
+        """File with the clients' token; a token in the site file is written to the state folder."""
         serving = self.serving
         if serving.token_file is not None:
             return serving.token_file.absolute()
@@ -379,7 +379,7 @@ def _spawn(command: Sequence[str], log: Path, folder: Path) -> subprocess.Popen[
     """Start a process that outlives this one.
 
     Raises:
-        CapabilityError: It cannot be started, or the disk refuses the log.
+        CapabilityError: The process cannot be started, or its log cannot be written.
     """
     with disk_errors(log), log.open("ab") as file:
         try:
@@ -398,7 +398,7 @@ def _spawn(command: Sequence[str], log: Path, folder: Path) -> subprocess.Popen[
 
 
 def _is_gateway(pid: int, name: str) -> bool:
-    """Whether a process is the gateway of a name; its number may be another's by now."""
+    """Whether a process is the gateway of this name; its id may have been reused by another process."""
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return b"gateway" in words and name.encode() in words

@@ -1,7 +1,7 @@
-"""Records of requests that are on disk, for the next controller.
+"""Bookkeeping of the request records on disk, for the next controller.
 
-An engine server keeps the entries of its ledger until a controller has stored them, and gateways each record: for the
-next engine server where this one is killed. The next controller reads here what it need not take again.
+An engine server keeps the entries of its ledger until a controller has stored them, and each gateway keeps its records
+in case the engine server is killed. The next controller reads here which records are already stored.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from joulery.store.files import disk_errors, json_bytes, require_json
 
 STORED = "stored.json"
 _SERVERS = 16
-"""Engine servers of which it is kept what is stored, the latest: gateways outlive one by a minute."""
+"""Number of the latest engine servers whose stored records are listed: gateways outlive a server by a minute."""
 _T = TypeVar("_T")
 
 
 class StoredRecords:
-    """The file in the state folder: the records on disk, and those that are once files of requests have so many rows.
+    """File in the state folder that lists the records on disk, and those that a write of rows in progress will store.
 
-    A controller says which records a write of rows will store, writes the rows, and says that they are stored. Wherever
-    it is killed, the next one finds out, and takes rows back where only a part of them was written.
+    A controller lists the records that a write of rows will store, writes the rows, and marks the records as stored. At
+    whatever point it is killed, the next one detects it and removes the rows of an incomplete write.
 
     Args:
         folder: The state folder.
@@ -44,7 +44,7 @@ class StoredRecords:
     def take_over(self) -> Stored:
         """The records that earlier controllers stored; none where the file is missing or damaged.
 
-        Where a write of rows was not completed, they are removed.
+        Rows of an incomplete write are removed.
         """
         self._stored, missing = self._read()
         for file, count in missing.items():
@@ -54,7 +54,7 @@ class StoredRecords:
         return _copy(self._stored)
 
     def _read(self) -> tuple[Stored, dict[Path, int]]:
-        """The stored records, and the rows that each file had before a write that was not completed."""
+        """Read the stored records, and the number of rows of each file before an incomplete write."""
         try:
             found = require_json(self._file)
             stored, once = _parsed(found), _parsed(found["once"])
@@ -68,20 +68,20 @@ class StoredRecords:
         return stored, {}
 
     def expect(self, rows: Mapping[Path, int], once: Stored) -> None:
-        """Rows are about to be written: these records are stored once each file has so many.
+        """List the records that are stored once each file has this number of rows.
 
         Raises:
-            CapabilityError: The disk refuses.
+            CapabilityError: The file cannot be written.
         """
         self._once = _copy(once)
         self._expected = {str(file): (self._rows.get(str(file), 0), count) for file, count in rows.items()}
         self._write()
 
     def write(self, stored: Stored) -> None:
-        """Keep what is stored where it has changed: whole or not at all. A machine without power has no gateways.
+        """Write the stored records atomically if they have changed. No sync: after a power loss no gateways remain.
 
         Raises:
-            CapabilityError: The disk refuses.
+            CapabilityError: The file cannot be written.
         """
         self._stored = _copy(stored)
         if _within(self._once, stored):
@@ -100,7 +100,7 @@ class StoredRecords:
 
 
 def _within(some: Stored, others: Stored) -> bool:
-    """Whether all records of the one are among those of the other."""
+    """Whether all records of ``some`` are among those of ``others``."""
     return all(
         mark <= others.marks.get(server, {}).get(process, -1)
         for server, marks in some.marks.items()

@@ -21,10 +21,10 @@ class UnmeteredRequests:
         writer: The run folder.
 
     Attributes:
-        recorder: The file.
+        recorder: Writes the file.
 
     Raises:
-        CapabilityError: The disk refuses.
+        CapabilityError: The file cannot be written.
     """
 
     def __init__(self, writer: RunWriter) -> None:
@@ -47,28 +47,28 @@ class UnmeteredRequests:
         self._last_s = record.end_s
 
     def count_folded(self, by_outcome: Mapping[str, int]) -> None:
-        """Count those that an engine server no longer has one by one; ``by_outcome`` are all so far of one server."""
+        """Count requests that an engine server only has as totals; ``by_outcome`` has the totals of one server."""
         folded = Counter(by_outcome)
         self._outcomes += folded - self._folded
         self._folded = folded
 
     def next_server(self) -> None:
-        """Another engine server folds from nothing."""
+        """Reset the totals for a new engine server."""
         self._folded.clear()
 
     def flush(self) -> None:
-        """Write what is buffered.
+        """Write the buffered requests.
 
         Raises:
-            CapabilityError: The disk refuses.
+            CapabilityError: The file cannot be written.
         """
         self.recorder.flush()
 
     def report(self) -> dict[str, Any]:
-        """The report's entry on them; writes those known one by one as a series.
+        """Entry of the report on these requests; writes those known individually as a series.
 
         Raises:
-            CapabilityError: The disk refuses.
+            CapabilityError: The file cannot be written.
         """
         columns = self.recorder.columns()
         if len(columns):

@@ -1,1 +1,1 @@
-"""Governed devices of ``joulery up``: their clocks, or their power limits."""
+"""Governed devices of ``joulery up``: control of their clocks or their power limits."""

@@ -1,4 +1,4 @@
-"""Governed clocks of ``joulery up``: of what the session hosts and of language models, with their governors."""
+"""Governed clocks of ``joulery up``, for the session's services and for language models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from joulery.runtime.serving.session import ServingSession
 
 
 def governed_llms(text: LLMSite, clock: GovernedClock) -> tuple[LLMService, ...]:
-    """The language models whose SLOs a clock keeps: those it names, else those its device runs.
+    """The language models whose SLOs a clock must keep: those that it names, else those that its device runs.
 
     An emulated device runs every model of this machine.
     """
@@ -33,14 +33,14 @@ def governed_llms(text: LLMSite, clock: GovernedClock) -> tuple[LLMService, ...]
 def bind_to_clock(text: LLMSite, llms: Sequence[LLMService], keeper: ClockController, owners: dict[str, str]) -> None:
     """Count the work of models at the speed of a governed device.
 
-    The clocks of a model that runs on several devices are governed alike: each governor sees the same requests. Its
-    work is counted at the speed of the first of them.
+    The clocks of a model that runs on several devices are governed alike, since each governor receives the same
+    requests. Its work is counted at the speed of the first device.
 
     Args:
         text: The language models of the site.
         llms: The models.
         keeper: Controller of the device that runs them.
-        owners: Clock of each model bound so far, by name; these are added.
+        owners: Clock of each model bound so far, by name; updated with these models.
 
     Raises:
         ConfigError: A model has another clock already, of a device that does not run it.
@@ -59,7 +59,7 @@ def bind_to_clock(text: LLMSite, llms: Sequence[LLMService], keeper: ClockContro
 
 
 def _poke_all(before: Callable[[], None], keeper: ClockController) -> Callable[[], None]:
-    """Steps the governor of a further device when a request arrives or ends."""
+    """Add the governor of a further device to the functions called when a request arrives or ends."""
 
     def changed() -> None:
         before()
@@ -69,7 +69,7 @@ def _poke_all(before: Callable[[], None], keeper: ClockController) -> Callable[[
 
 
 def describe_slos(llms: Sequence[LLMService]) -> str:
-    """The SLOs in words: ``small: 99 % within 300 s (its deadline)``."""
+    """The SLOs as text: ``small: 99 % within 300 s (its deadline)``."""
     described = []
     for llm in llms:
         slo = slo_of(llm)
@@ -98,15 +98,15 @@ async def govern(session: ServingSession, stack: AsyncExitStack, view: ServeView
 
 
 def join_keepers(keepers: Sequence[ClockController], text: LLMSite, *, alone: bool) -> Iterator[tuple[str, str]]:
-    """Connect keepers to the language models that their devices run; yields the SLOs that each keeps.
+    """Connect clock controllers to the language models that their devices run; yield the SLOs of each as text.
 
     Args:
-        keepers: Of the site's clocks.
+        keepers: Controllers of the site's clocks.
         text: Its language models.
-        alone: Whether the site serves nothing else.
+        alone: Whether the site serves only language models.
 
     Raises:
-        ConfigError: A model has two clocks, or a clock of language models alone has none to govern.
+        ConfigError: A model has two clocks, or a site with only language models has a clock without one.
     """
     owners: dict[str, str] = {}
     for index, keeper in enumerate(keepers):

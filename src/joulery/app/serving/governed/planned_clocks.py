@@ -1,8 +1,8 @@
-"""Clocks of a joint plan on this machine's GPUs: a governor each, which stays within the bounds of the plan in force.
+"""Clocks of a joint plan on this machine's GPUs, each with a governor within the bounds of the plan in force.
 
-The plan's clock is the lowest that a governor may set while the plan runs, for its latencies were predicted there; a
-governor raises it, up to the plan's ceiling, where a deadline is at stake. Every clock is leased. A GPU that the plan
-leaves empty is governed within its own range. While one plan replaces another, both plans' clocks must suffice.
+The plan's clock is the lowest that a governor may set while the plan runs, since latencies were predicted at it; a
+governor raises it, up to the plan's ceiling, if a deadline is at risk. Every clock is leased. A GPU without processes
+of the plan is governed within its own range. While one plan replaces another, the bounds of both plans apply.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from joulery.runtime.serving.session import ServingSession
 async def session_clocks(
     session: ServingSession, stack: AsyncExitStack, view: ServeView
 ) -> tuple[list[tuple[GovernedClock, ColocatedServices]], LeaseHolder | None]:
-    """The clocks to govern, each with the services of its device, and the holder of their leases; nothing is set.
+    """Open the clocks to govern, each with the services of its device, and the holder of their leases; nothing is set.
 
     Args:
         session: The services; its control may run a plan.
         stack: Reverts leased clocks when it unwinds.
-        view: Shows what is not set.
+        view: Shows a note where the plan's clocks are not set.
 
     Raises:
         CapabilityError: A clock may not be set.
@@ -57,7 +57,7 @@ async def session_clocks(
 
 
 def planned_configs(site: Site, plan: PlanInForce | None) -> tuple[ClockConfig, ...]:
-    """Clocks for the GPUs of this machine of which the site governs none itself; none where the plan sets no clock."""
+    """Clock settings for the GPUs of this machine without their own in the site; empty where the plan sets no clock."""
     if plan is None or not plan.clock_bounds_mhz:
         return ()
     named = {config.gpu for config in site.fleet.clocks if config.device == "nvidia"}
@@ -89,16 +89,16 @@ def widest(bounds_mhz: Sequence[Bounds]) -> Bounds | None:
 
 
 def describe(clock: GovernedClock, session: ServingSession) -> str:
-    """One sentence: the device, its governor, its clocks, and whether they are a plan's."""
+    """Describe a clock in one sentence: the device, its governor, its clocks, and whether a plan bounds them."""
     control = session.control
     bound = isinstance(control, PlanControl) and clock.name in control.plan.clock_bounds_mhz
     return clock_fact(clock, session.site.mode) + ("; bounds of the plan" if bound else "")
 
 
 def _residents(session: ServingSession, device: str) -> ColocatedServices:
-    """The services of a device: by the plan in force, if its processes share GPUs; else by what runs there.
+    """The services of a device: those of the plan in force, if its processes share GPUs; else those that run there.
 
-    A service whose replicas have all left one of its GPUs is not on it: its governor lowers that GPU to its idle clock.
+    A service without replicas on one of its GPUs is not on it: its governor lowers that GPU to its idle clock.
     """
 
     def residents(now_s: float) -> Sequence[ColocatedService]:
@@ -115,7 +115,7 @@ def _residents(session: ServingSession, device: str) -> ColocatedServices:
 
 
 def _is_on(one: RunningService, device: str, session: ServingSession) -> bool:
-    """Whether a service has replicas on a device, or may have: none of its replicas says where it runs."""
+    """Whether a service has replicas on a device, or may have because no replica reports its device."""
     if device not in one.setup.gpus:
         return True
     found = {view.spec.device for view in session.engine.replicas() if view.spec.service == one.name} - {""}

@@ -1,4 +1,4 @@
-"""Power limits of ``joulery up``: devices below ``fleet.power_limits``, and what they serve."""
+"""Power limits of ``joulery up``: control of the devices under ``fleet.power_limits``."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def limit_power(
 
     Args:
         session: The services.
-        stack: Gives the former limits back when it unwinds.
-        view: Shows what is limited.
+        stack: Restores the former limits when it unwinds.
+        view: Shows the limited devices.
         keepers: Controllers of clocks: a device has one or the other.
 
     Raises:
         CapabilityError: A limit may not be set, or another process holds it.
-        ConfigError: A governor sets the clock of the device, or it takes no limit within the bounds.
+        ConfigError: A governor sets the clock of the device, or the device accepts no limit within the bounds.
     """
     site, found = session.site, list[Limited]()
     if not site.fleet.power_limits:
@@ -78,10 +78,10 @@ async def limit_power(
 
 
 def limit_policy(config: PowerLimitConfig, device: LimitedDevice) -> ServiceLimitTuner:
-    """The policy of a device, within the limits that it takes.
+    """Create the policy of a device, within the limits that the device accepts.
 
     Raises:
-        ConfigError: It takes none of the limits to try.
+        ConfigError: The device accepts none of the limits to try.
     """
     low = max(config.min_ratio, device.low_w / device.full_w) - _ROUNDING
     ratios = tuple(ratio for ratio in LIMIT_RATIOS if ratio >= low)
@@ -106,7 +106,7 @@ def limit_policy(config: PowerLimitConfig, device: LimitedDevice) -> ServiceLimi
 
 
 def limit_fact(device: LimitedDevice, policy: ServiceLimitTuner) -> str:
-    """One sentence: the device, its limits, the bound."""
+    """Describe a limited device in one sentence: its limits and the bound on service time."""
     low_w, parts = device.limit_w(policy.ratios[-1]), f" for each of {device.parts} packages" * (device.parts > 1)
     span = f"{low_w:g} to {device.full_w:g} W{parts}"
     bound = f"service time at most {policy.max_slowdown:g} x that at full power"
@@ -114,7 +114,7 @@ def limit_fact(device: LimitedDevice, policy: ServiceLimitTuner) -> str:
 
 
 def join_limits(limits: Sequence[Limited], text: LLMSite) -> Iterator[tuple[str, str]]:
-    """Connect limits to the language models that their devices run; yields which."""
+    """Connect limits to the language models that their devices run; yield these as text."""
     for controller, config in limits:
         label, named = controller.device.label, config.services
         llms = [llm for name, llm in text.llms.items() if (name in named if named else label in text.devices[name])]
@@ -133,7 +133,7 @@ def _device(config: PowerLimitConfig, holder: LeaseHolder) -> LimitedDevice:
 
 
 def _services(session: ServingSession, device: str, config: PowerLimitConfig) -> ServedLoads:
-    """The services of a device: those it names; by the plan in force; those on that GPU, or with no GPU stated."""
+    """The services of a device: those that it names; else the plan's; else those on that GPU, or on no stated GPU."""
 
     def loads(now_s: float) -> Sequence[ServedLoad]:
         control, services = session.control, tuple(session.services.values())

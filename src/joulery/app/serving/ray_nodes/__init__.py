@@ -1,1 +1,1 @@
-"""Nodes of a Ray cluster that the site file names: slices, meters, and the order of their grids."""
+"""Nodes of a Ray cluster that the site file names: their slices, meters, and order by carbon intensity."""

@@ -1,5 +1,5 @@
-"""The nodes of a Ray cluster while a site runs: metered each second, given requests in the order of their grids, and
-asleep while they are empty."""
+"""Manage the nodes of a Ray cluster while a site runs: meter them, send requests to cleaner grids first, and let empty
+nodes sleep."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from joulery.steady_time import unix_s
 METER = "joulery.app.serving.ray_nodes.meter:NodeMeter"
 PREFER_NODES = "prefer_nodes"
 PATIENCE_RATIO = 0.25
-"""Share of the time that the SLO leaves beside the slowest answer in which a request may wait for a cleaner node."""
+"""Share of the slack between the slowest answer and the SLO for which a request may wait for a cleaner node."""
 
 
 class ClusterNodes(Protocol):
-    """An engine on a cluster."""
+    """Interface of an engine on a cluster."""
 
     async def nodes(self, meter: str, options: Sequence[Any]) -> dict[str, dict[str, Any]]:
-        """The answers of the meters of its nodes, by address."""
+        """Read the meters of the nodes, by address."""
         ...
 
     def prefer_nodes(self, ranks: Mapping[str, int], patience_s: float) -> None:
@@ -62,7 +62,7 @@ def patience_s(one: RunningService) -> float:
 def ledger_of(
     site: Site, session: ServingSession, open_source: Callable[[CarbonConfig], CarbonSource]
 ) -> NodeLedger | None:
-    """The ledger of a site's Ray nodes; None where the cluster is this machine alone."""
+    """Create the energy ledger of a site's Ray nodes; None where the cluster is only this machine."""
     engine, nodes = site.serving.engine, nodes_of(site)
     if not isinstance(engine, RayEngine) or (engine.address == "local" and not nodes):
         return None
@@ -75,15 +75,15 @@ def ledger_of(
 
 
 async def open_places(session: ServingSession, stack: AsyncExitStack) -> NodePlaces | None:
-    """The places of a site's Ray nodes, those awake that may sleep and are not there; None where it names no nodes.
+    """Create the places on a site's Ray nodes, and wake sleeping nodes; None where the site names no nodes.
 
     Args:
-        session: Not serving yet.
-        stack: Nodes that were sent to sleep are woken when it unwinds.
+        session: The session, before it serves.
+        stack: Wakes the sleeping nodes when it unwinds.
 
     Raises:
         ConfigError, CapabilityError: A node cannot be sent to sleep or woken.
-        ActuationError: A node does not come back.
+        ActuationError: A node does not wake up.
     """
     site, control = session.site, session.control
     nodes = nodes_of(site)
@@ -110,8 +110,8 @@ def _sleep_rule(node: RayNodeConfig) -> SleepRule:
     """Sleep rule of a node.
 
     Raises:
-        ConfigError: It is this machine.
-        CapabilityError: There is no such program.
+        ConfigError: The node is this machine.
+        CapabilityError: A command of the node cannot be run.
     """
     commands = {"sleep": list(node.sleep or ()), "wake": list(node.wake or ())}
     spec = DeviceSpec("node-commands", {"node": node.name, **commands})
@@ -145,7 +145,7 @@ async def keep_nodes(
     places: NodePlaces | None,
     stack: AsyncExitStack,
 ) -> None:
-    """Meter and order a site's Ray nodes from now on, and have empty ones sleep; ends with the stack."""
+    """Start to meter and order a site's Ray nodes, and to let empty ones sleep, until the stack unwinds."""
     found = ledger_of(session.site, session, open_source)
     if found is None:
         return
@@ -169,7 +169,7 @@ async def _keep(session: ServingSession, ledger: NodeLedger, places: NodePlaces 
 
 
 async def _settle(session: ServingSession, ledger: NodeLedger, places: NodePlaces) -> None:
-    """Let empty nodes sleep, and replicas follow the order of the nodes; beside the meters, for it takes minutes."""
+    """Let empty nodes sleep, and move replicas by the order of the nodes; a separate task, since it takes minutes."""
     control = cast(PolicyControl, session.control)
     while not session.end_ns:
         await asyncio.sleep(session.pace.tick_s)
@@ -181,7 +181,7 @@ async def _settle(session: ServingSession, ledger: NodeLedger, places: NodePlace
 
 
 def _order(session: ServingSession, ledger: NodeLedger, places: NodePlaces | None = None) -> None:
-    """Give requests to nodes in the order of their grids, where that has changed."""
+    """Update the order in which nodes receive requests, if the order of their grids has changed."""
     if not ledger.order(NodeOrder()):
         return
     acts = session.site.mode is Mode.ACT

@@ -22,15 +22,15 @@ from joulery.runtime.exporting.node import NodeExporter, NodeReaders
 OWN = NodeWorkload("ray", "node")
 """The node's own processes: those of its raylet."""
 _READ_EVERY_S = 0.2
-"""Between two readings of meters that show power instead of energy."""
+"""Seconds between two readings of meters that report power instead of energy."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class NodeMeter:
-    """Counts the joules of the machine, and of the processes below its raylet, from now on.
+    """Counts the joules of a machine, and of the processes below its raylet, from its creation on.
 
     Args:
-        meters: The meters to try, as the site file has them.
+        meters: The ``meters`` section of the site file.
     """
 
     def __init__(self, meters: MetersConfig) -> None:
@@ -50,7 +50,7 @@ class NodeMeter:
             threading.Thread(target=self._keep_reading, name="node meter", daemon=True).start()
 
     def read(self) -> dict[str, Any]:
-        """Counts so far: the fields of :class:`NodeReading`, or ``refusal`` where nothing can be metered."""
+        """Read the counts so far: the fields of :class:`NodeReading`, or ``refusal`` where nothing can be metered."""
         if self._exporter is None:
             return {"refusal": self._refusal}
         self._exporter.sample(ask=False)
@@ -75,10 +75,10 @@ class NodeMeter:
 
 
 class RayletProcesses:
-    """CPU time of a raylet and what it started, as the only workload. A reader of :class:`NodeExporter`.
+    """Reads the CPU time of a raylet and its descendants, as the only workload of a :class:`NodeExporter`.
 
     Args:
-        raylet: Its process.
+        raylet: Process id of the raylet.
     """
 
     hidden = False
@@ -95,7 +95,7 @@ class RayletProcesses:
         return WorkloadUse({OWN: grown_s}, dict.fromkeys(self._tree.pids(), OWN), {})
 
     def family(self, pid: int) -> frozenset[int]:
-        """The processes of the node."""
+        """Process ids of the raylet and its descendants."""
         return self._tree.pids()
 
 

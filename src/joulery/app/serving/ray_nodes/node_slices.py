@@ -1,4 +1,4 @@
-"""The slices of a service: on the nodes that the site names, and as many as it may have replicas."""
+"""Slices of a service on the nodes that the site names, within its bounds on replicas."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def nodes_of(site: Site) -> tuple[RayNodeConfig, ...]:
 
 
 def shares_of_nodes(site: Site) -> dict[str, tuple[RayNodeConfig, ...]]:
-    """The nodes of each service, with the cores or GPUs it has there; nodes where it has none are left out.
+    """The nodes of each service, with its cores or GPUs on each; nodes where it has none are left out.
 
-    Services share those of each node equally; what is left over goes to the services with the fewest so far.
+    Services share the cores or GPUs of each node equally; the remainder goes to the services with the fewest so far.
 
     Raises:
         InfeasibleError: There are more services than cores or GPUs.
@@ -52,24 +52,24 @@ def shares_of_nodes(site: Site) -> dict[str, tuple[RayNodeConfig, ...]]:
 
 
 def cuts_of(node: RayNodeConfig) -> list[tuple[Slice, ...]]:
-    """The ways to cut a node: its cores in any way, or its GPUs, each a whole one."""
+    """The partitions of a node: all partitions of its cores, or its whole GPUs."""
     if node.cores is None:
         return [(Slice(SliceKind.WHOLE),) * node.units]
     return [cpu_slices(cut) for cut in core_partitions(node.cores)]
 
 
 def node_slices(nodes: Sequence[RayNodeConfig]) -> SliceAssignment:
-    """The ways to cut all nodes, each by itself, and which node has which slice then."""
+    """The partitions of all nodes, each divided by itself, with the node of each slice."""
     return split({f"{NODE}{node.name}": cuts_of(node) for node in nodes})
 
 
 def first_nodes(nodes: Sequence[RayNodeConfig]) -> SliceAssignment:
-    """The ways to cut the first of several nodes while the others are left empty."""
+    """The partitions of the first of several nodes while the others are left empty."""
     return first_alone({f"{NODE}{node.name}": cuts_of(node) for node in nodes})
 
 
 def profiled_setup(site: Site, setup: ServiceSetup) -> ServiceSetup:
-    """The service as it is profiled on this machine: with the slices of one node at a time where it is on nodes.
+    """The service as profiled on this machine: if it runs on nodes, with the partitions of one node at a time.
 
     Raises:
         CapabilityError: A node has more cores than this machine.
@@ -91,10 +91,10 @@ def profiled_setup(site: Site, setup: ServiceSetup) -> ServiceSetup:
 
 
 def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConfig) -> tuple[tuple[Slice, ...], ...]:
-    """The partitions with as many slices as the service may have replicas.
+    """Keep the partitions whose number of slices is within the service's bounds on replicas.
 
     Raises:
-        InfeasibleError: There is none.
+        InfeasibleError: There is no such partition.
     """
     least, most = config.minimum_replicas, config.maximum_replicas
     kept = tuple(cut for cut in partitions if least <= len(cut) and (most is None or len(cut) <= most))

@@ -1,4 +1,4 @@
-"""Baselines of the joint plan: knobs held fast, single knobs, and one planner after the other."""
+"""Baselines of the joint plan: fixed knobs, single knobs, and one planner after the other."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ KNOBS = ("variant", "share", "batch", "clock", "type", "count")
 """Choices of a plan: which model, whether GPUs are shared, batches, clocks, GPU types, instances of a service."""
 
 _TIE_USD_PER_W = 1e-6
-"""Dollars a watt that decide between plans of the same rent, and between no others."""
+"""Dollars a watt, small enough to decide only between plans of the same rent."""
 
 
 def locked(request: JointRequest, knobs: Sequence[str]) -> JointRequest:
-    """The request with some knobs held fast, at what one would do without choosing.
+    """The request with some knobs fixed at their default choices.
 
     ``variant``: each service's most accurate; ``share``: an instance a GPU; ``batch``: one request at a time;
     ``clock``: the highest; ``type``: the first GPU type; ``count``: one instance a service, where that is possible.
@@ -69,7 +69,7 @@ def comparisons(request: JointRequest, effort: JointEffort | None = None) -> tup
     """Dedicated GPUs, single knobs on them, and one planner after the other; each named in its ``policy``.
 
     Raises:
-        InfeasibleError: Services cannot be served even so.
+        InfeasibleError: Some baseline cannot serve the services.
     """
     fixed = [knob for knob in ("variant", "share", "clock") if knob != "variant" or _has_variants(request)]
     plans = [_named("dedicated GPUs", locked(request, fixed), effort)]
@@ -91,7 +91,7 @@ def _named(name: str, request: JointRequest, effort: JointEffort | None) -> Prov
 
 
 def one_after_the_other(request: JointRequest, effort: JointEffort | None = None) -> ProvisionPlan:
-    """The fewest dollars first, at the highest clock; then the best clock for each GPU, what is on it unchanged.
+    """Plan for the fewest dollars at the highest clock, then set the best clock of each GPU, its instances unchanged.
 
     Where services have a choice of variants, the first step makes it too.
     """
@@ -114,7 +114,7 @@ def one_after_the_other(request: JointRequest, effort: JointEffort | None = None
 
 
 def _slower(problem: JointProblem, gpu: PlannedGpu, replicas: Counter[int]) -> PlannedGpu:
-    """A cut GPU at the clock of least watts at which every slice keeps the rate it gets."""
+    """A partitioned GPU at the clock of least watts at which every slice keeps the rate it gets."""
     places: list[tuple[float, int, list[tuple[SliceOption, float]]]] = []
     for machine, held in enumerate(problem.machines):
         if held.gpu_type.name != gpu.type:
@@ -160,7 +160,7 @@ def cheapest_of_all(request: JointRequest) -> tuple[ProvisionPlan, ...]:
 
 
 def with_power(request: JointRequest, plan: ProvisionPlan) -> ProvisionPlan:
-    """A plan of another policy, its power predicted as that of joint plans is: clocks at their highest."""
+    """A plan of another policy, with its power predicted as for joint plans: clocks at their highest."""
     kinds = {each.gpu_type.name: each for each in request.fleet}
     gpus = []
     for gpu in plan.gpus:
@@ -200,7 +200,7 @@ def _best_clock(problem: JointProblem, machine: int, pattern: Pattern) -> int:
 
 
 def _flows(problem: JointProblem, chosen: Sequence[tuple[KnownPattern, int]]) -> dict[Flow, float]:
-    """Every service's requests over its instances, by what they are provided for."""
+    """Every service's requests, spread over its instances in proportion to the rates they are provided for."""
     provided: dict[Flow, float] = defaultdict(float)
     total: dict[int, float] = defaultdict(float)
     for known, count in chosen:

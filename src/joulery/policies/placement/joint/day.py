@@ -1,4 +1,4 @@
-"""Joint plans for a load that changes: what to run in each period, with what switching costs in between.
+"""Joint plans for a load that changes: a plan for each period, with the cost of switching in between.
 
 Candidates are the plans for some of the loads. In each period a candidate's GPUs run at the clocks that are best then,
 or sleep; nothing on them moves. A shortest path through periods and candidates weighs what a period costs against what
@@ -35,12 +35,12 @@ from joulery.policies.placement.joint.problem import JointProblem, JointRequest,
 _ALIKE_RATIO = 0.04
 """Loads that differ by less have one candidate."""
 _NEAR = 0.1
-"""Rates that differ by less, in logarithms, are planned for warm: farther away warm plans are much dearer."""
+"""Largest difference of rates, in logarithms, for a warm plan: farther away warm plans are much dearer."""
 _CANDIDATES = 14
 """Candidates at most."""
 _S_PER_H = 3600.0
 _LEAST_GAIN_RATIO = 0.01
-"""A running plan is left for no less."""
+"""Least gain, as a ratio, for which a running plan is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class SwitchingCosts:
     """Durations of changes; the GPU draws its standing watts meanwhile.
 
     Attributes:
-        wake_s, sleep_s: From asleep to ready, and from drained to asleep.
-        load_s: A process starts behind a standby.
+        wake_s, sleep_s: Time from asleep to ready, and from drained to asleep.
+        load_s: Start of a process behind a standby.
     """
 
     wake_s: float = 60.0
@@ -59,11 +59,11 @@ class SwitchingCosts:
 
 @dataclass(frozen=True, slots=True)
 class LoadPeriod:
-    """A stretch of constant load.
+    """A period of constant load.
 
     Attributes:
-        from_s, until_s: When, seconds from the start.
-        request: What is asked then: rates, and the objective at that price of carbon.
+        from_s, until_s: Its begin and end, seconds from the start.
+        request: The request of the period: rates, and the objective at its price of carbon.
     """
 
     from_s: float
@@ -78,15 +78,15 @@ class LoadPeriod:
 
 @dataclass(frozen=True, slots=True)
 class DayPeriod:
-    """A period and what runs in it.
+    """A period and its plan.
 
     Attributes:
-        period: When, and what is asked.
-        plan: What runs.
-        moves: Against the period before; None for the first.
+        period: The period with its request.
+        plan: The plan that runs.
+        moves: Moves from the period before; None for the first.
         value: The plan's objective.
-        switching: What the change to it cost, objective times hours.
-        candidate: Which candidate's GPUs run.
+        switching: Cost of the change to it, objective times hours.
+        candidate: Index of the candidate whose GPUs run.
     """
 
     period: LoadPeriod
@@ -102,10 +102,10 @@ class DayPlan:
     """Plans for a whole series of loads; all totals in objective times hours.
 
     Attributes:
-        periods: In order.
-        peak_total: The plan for the highest load, all the time.
-        hourly_total: A plan of its own for each period, its changes paid for.
-        hourly_switching: Of that, the changes.
+        periods: The periods, in order.
+        peak_total: Total of the plan for the highest load, all the time.
+        hourly_total: Total of separate plans for each period, changes included.
+        hourly_switching: Cost of the changes in ``hourly_total``.
     """
 
     periods: tuple[DayPeriod, ...]
@@ -120,12 +120,12 @@ class DayPlan:
 
     @property
     def switching(self) -> float:
-        """Of that, the changes."""
+        """Cost of the changes in the total."""
         return math.fsum(each.switching for each in self.periods)
 
     @property
     def against_ratio(self) -> float:
-        """The total over the better of the peak's plan and a plan for each period."""
+        """Ratio of the total to the lower of ``peak_total`` and ``hourly_total``."""
         return self.total / min(self.peak_total, self.hourly_total)
 
 
@@ -157,9 +157,9 @@ class PlanGain(NamedTuple):
     """Gain from a change to another plan.
 
     Attributes:
-        held, after: The objective at today's rates: of the plan in force, clocks and all, and of the other.
-        change: What the change costs, objective times hours.
-        lasts_s: How long the other plan is taken to last, s.
+        held, after: The objective at today's rates, of the plan in force with its clocks, and of the other.
+        change: Cost of the change, objective times hours.
+        lasts_s: How long the other plan is assumed to last, s.
     """
 
     held: float
@@ -169,7 +169,7 @@ class PlanGain(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Gain an hour, as a part of what the plan in force takes."""
+        """Gain an hour, as a ratio of the objective of the plan in force."""
         return (self.held - self.after) / self.held if self.held > 0 else 0.0
 
     @property
@@ -194,7 +194,7 @@ def gain_of(
         before: The plan in force.
         after: The plan for today's rates.
         rates_rps: Today's rates, by service.
-        lasts_s: How long they are taken to last.
+        lasts_s: How long these rates are assumed to last.
         costs: How long changes take.
     """
     costs = costs or SwitchingCosts()
@@ -222,9 +222,9 @@ def plan_day(
     """Plan a series of loads.
 
     Args:
-        periods: In order, one after the other.
+        periods: The periods, in order, one after the other.
         costs: How long changes take.
-        progress: Called with how many plans are made, of how many.
+        progress: Called with the number of plans made and their total number.
 
     Raises:
         InfeasibleError: Some period, or the peak, cannot be served.
@@ -249,7 +249,7 @@ def plan_day(
 
 
 def peak_request(requests: Sequence[JointRequest]) -> JointRequest:
-    """Every service at its highest rate at once."""
+    """A request with every service at its highest rate."""
     most: dict[str, JointService] = {}
     for each in (service for request in requests for service in request.services):
         known = most.get(each.workload.id)
@@ -259,7 +259,7 @@ def peak_request(requests: Sequence[JointRequest]) -> JointRequest:
 
 
 def with_rates(request: JointRequest, rates_rps: Mapping[str, float]) -> JointRequest:
-    """The request at other rates, by service; those of others stay."""
+    """The request at other rates, by service; other services keep theirs."""
 
     def at_rate(each: JointService) -> JointService:
         rate_rps = rates_rps.get(each.workload.id, each.workload.rate_rps)
@@ -309,7 +309,7 @@ def _distance(one: JointRequest, other: JointRequest) -> float:
 
 
 def _load(plan: ProvisionPlan) -> float:
-    """Load that a plan serves, in the work of the requests: their joules."""
+    """Load that a plan serves, measured by the power of its requests, W."""
     return math.fsum(each.requests_w for gpu in plan.gpus for each in gpu.instances)
 
 
@@ -329,7 +329,7 @@ def _awake(problem: JointProblem, candidate: ProvisionPlan) -> ProvisionPlan | N
 
 
 def _held(period: LoadPeriod, peak: ProvisionPlan) -> float:
-    """The objective of the peak's plan, clocks and all, at a period's rates: its requests scaled."""
+    """The objective of the peak's plan, with its clocks, at a period's rates: its requests are scaled."""
     rates = {each.workload.id: each.workload.rate_rps for each in period.request.services}
     return _scaled(period.request.objective, peak.gpus, rates)
 
@@ -356,7 +356,7 @@ def _value(period: LoadPeriod, plan: ProvisionPlan) -> float:
 def _shortest(
     periods: Sequence[LoadPeriod], runs: Sequence[Sequence[ProvisionPlan | None]], costs: SwitchingCosts
 ) -> list[int]:
-    """The index of what runs in each period, by the least total.
+    """The index of the plan that runs in each period, for the least total.
 
     Raises:
         InfeasibleError: No sequence keeps every service, its changes included.

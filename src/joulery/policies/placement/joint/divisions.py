@@ -1,8 +1,9 @@
 """Services that are alike, planned as one kind: same variants, SLO, rate, arrivals and floor.
 
-Patterns, prices and the bound do not ask which of them an instance serves: at an optimum their prices are equal, so a
-bound for the kinds is one for the services. In whole numbers each service still has instances of its own. A *division*
-is a set of instances that serves one service within its floor; the solver counts divisions, and services take theirs.
+Patterns, prices and the bound do not depend on which of them an instance serves: at an optimum their prices are equal,
+so a bound for the kinds is one for the services. In whole numbers each service still has its own instances. A
+*division* is a set of instances that serves one service within its floor; the solver counts divisions, and each service
+gets one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _STARTED_MAX = 4000
 """Sets of instances of one size that may grow further, at most."""
 _WHOLE = 1 - 1e-9
 _PARTS_MAX = 3.0
-"""Parts in a division, less: a request is shared out over full instances and at most two that are not."""
+"""Sum of parts below which a set of items may grow: a service fills all of its instances but at most two."""
 
 
 class ServiceDivision(NamedTuple):
@@ -31,10 +32,10 @@ class ServiceDivision(NamedTuple):
 
 
 def grouped(request: JointRequest, services_min: int) -> JointRequest:
-    """The request with services that are alike as one.
+    """The request with services that are alike merged into one.
 
-    Itself where there are few, where GPUs may be cut into slices, and where replicas stay apart: those of different
-    services may share a GPU, and of one kind it is open which service each belongs to.
+    It is unchanged where there are few services, where GPUs may be partitioned into slices, and where replicas stay
+    apart: replicas of different services may share a GPU, but in a kind it is open which service each belongs to.
     """
     services = request.services
     names = [each.workload.id for each in services]
@@ -70,7 +71,7 @@ def divisions_of(problem: JointProblem) -> tuple[tuple[ServiceDivision, ...], bo
 
 
 def _divisions(problem: JointProblem, service: int, items: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-    """Sets of items that serve a service, none of them a larger one of another: equal parts first, then all others."""
+    """Sets of items that serve a service, none of them a superset of another: equal parts first, then all others."""
     gains = {at: problem.gain(problem.items[at]) for at in items}
     parts = {at: problem.items[at].part for at in items}
     floor = problem.services[service].floor_ratio > 0

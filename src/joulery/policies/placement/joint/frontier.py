@@ -1,15 +1,16 @@
-"""Making an envelope: plans at the prices and loads where the ones known so far are farthest from the best.
+"""Construction of an envelope: plans at the prices and loads where the plans known so far are farthest from the best.
 
-At a load the prices come first. The plans of the lowest and the highest price are two lines; where they cross, a third
-plan is sought, and so on until none is better (Cohon, 1978). Each plan is kept at the greatest load that its layouts
-serve. Then loads: at each price there are zones, from one load to another, in which look-ups may be farther from the
-best known plan than they should. The zone that adds most, by its width and by how far, is cut in two, and planned for
-at those prices alone at which look-ups are off in the middle of it. Narrow zones mostly begin where a plan is taken to
-end too early: its greatest load is first sought more finely, which takes a fraction of another plan's time.
+At a load the search varies the price. The plans of the lowest and the highest price are two lines; where they cross, a
+third plan is sought, and so on until none is better (Cohon, 1978). Each plan is kept at the greatest load that its
+layouts serve. Then the search varies the load: at each price there are zones, ranges of loads in which look-ups may be
+farther from the best known plan than allowed. The zone that adds most to the errors, by its width and by its error, is
+split in two. Its middle is planned for only at the prices at which look-ups are off there. Narrow zones mostly begin
+where the greatest load of a plan is set too low: that load is first sought more finely, which takes a fraction of
+another plan's time.
 
-The first loads are planned for with every part and batch, and their bounds are proven. Loads close to those on both
-sides begin with the patterns found there, and choose among the parts and batches of the best of them: that takes a
-fraction of the time. It proves no bound; the bounds beside it hold there too.
+The first loads are planned for with every part and batch, and their bounds are proven. Loads that are close to others
+on both sides begin with the patterns found there, and choose among the parts and batches of the best of them: that
+takes a fraction of the time. It proves no bound; the bounds of the loads beside it hold there too.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ LOADS = (0.2, 1.2)
 _PRICES = 40
 """Prices at which errors are looked for, between the lowest and the highest."""
 _AT_ONCE = 6
-"""Zones cut before errors are worked out anew, at most."""
+"""Most zones that are split before errors are computed anew."""
 _LIGHT = 0.3
-"""Part of what the first zone adds that one cut beside it adds at least."""
+"""Least weight of a further zone that is split at the same time, relative to the first zone's."""
 _FAR = 0.03
-"""Errors that count as this much: a look-up that is farther off misses no more than one that is so far off."""
+"""Greatest error that counts: a look-up that is farther off counts as this much."""
 _BESIDE = 4
-"""Loads whose plans a new one begins with, and whose parts and batches one close to them chooses among."""
+"""Number of nearest loads from which a new load takes its first patterns, or its parts and batches."""
 _RENT_FEW, _RENT_MOST = 1 / 30, 100.0
 """Lowest and highest price: what the price adds to the cheapest plan, as a ratio of its rent."""
 
@@ -58,14 +59,14 @@ class EnvelopeEffort:
     """Limits on the work of an envelope.
 
     Attributes:
-        joint: Of each plan.
-        close: Of each plan whose parts and batches are those of loads beside it.
-        close_ratio: How close such loads are on either side.
-        first: Loads to begin with.
-        loads: Loads at most.
+        joint: Effort of each plan.
+        close: Effort of each plan whose parts and batches are those of loads beside it.
+        close_ratio: Greatest distance of such loads on either side, as a ratio.
+        first: Number of loads to begin with.
+        loads: Most loads.
         error_ratio: How far look-ups may be above the best known plan.
         better_ratio: A plan at a price between two others counts if it costs less than both by more than this.
-        narrowest_ratio: Loads closer to one another are not cut apart: a further GPU is needed somewhere in between.
+        narrowest_ratio: Zones narrower than this are not split: a further GPU is needed somewhere in them.
     """
 
     joint: JointEffort = field(
@@ -90,16 +91,16 @@ def make_envelope(
     proceed: Callable[[], bool] = lambda: True,
     progress: Callable[[int, float], None] = lambda loads, error_ratio: None,
 ) -> Envelope:
-    """Plans over a price and a load.
+    """Make an envelope of plans over a price and a load.
 
     Args:
-        request: What is asked at load 1; its objective is not looked at.
+        request: The request at load 1; its objective is ignored.
         axis: What is priced.
         loads: The lowest and the highest load.
-        effort: How hard to try.
-        proceed: Asked before each load beside the lowest and the highest, and before plans are stretched finely; no
-            ends the search.
-        progress: Called with how many loads are planned for, and the greatest error ratio left.
+        effort: Limits on the work.
+        proceed: Called before each load beside the lowest and the highest, and before plans are stretched finely;
+            False ends the search.
+        progress: Called with the number of loads planned for, and the greatest error ratio left.
 
     Returns:
         The envelope. Loads for which the GPUs or the power cap do not suffice are left out of it.
@@ -155,9 +156,9 @@ def planned_again(request: JointRequest, envelope: Envelope, price: float, load:
     """A plan for one price and load, no worse than the envelope's plans for loads beside it.
 
     Args:
-        request: What is asked at load 1; its objective is not looked at.
+        request: The request at load 1; its objective is ignored.
         envelope: Plans for it.
-        price, load: As looked up.
+        price, load: The price and the load to plan for.
 
     Raises:
         InfeasibleError: The GPUs or the power cap do not suffice.
@@ -180,14 +181,14 @@ def _at_load(request: JointRequest, load: float, objective: PlanObjective) -> Jo
 
 
 class _Zone(NamedTuple):
-    """Loads between which look-ups are too far off, a load in the middle of them, and between which prices."""
+    """A zone in which look-ups are too far off: a load in its middle, and its lowest and highest price."""
 
     load: float
     prices: tuple[float, float]
 
 
 def _zones(table: ErrorTable, loads: Sequence[float], prices: Sequence[float], effort: EnvelopeEffort) -> list[_Zone]:
-    """The zones to cut, those that add most to the errors of look-ups first."""
+    """The zones to split, those that add most to the errors of look-ups first."""
     ratios = table.ratios.copy()
     found: list[_Zone] = []
     first = 0.0
@@ -202,7 +203,7 @@ def _zones(table: ErrorTable, loads: Sequence[float], prices: Sequence[float], e
 
 
 class _Found(NamedTuple):
-    """A zone by its first and last edge and price, their indices; its middle, and what it adds to the errors."""
+    """A zone: its weight in the errors, a load in its middle, and the indices of its first and last edge and price."""
 
     weight: float
     load: float
@@ -213,7 +214,7 @@ class _Found(NamedTuple):
 
 
 def _between(low: float, high: float, loads: Sequence[float], narrowest_ratio: float) -> float:
-    """The middle between two loads; where one beside it is planned for, the middle of the widest gap between such."""
+    """The middle between two loads; if a load next to it is planned for, the middle of the widest gap between loads."""
     middle = math.sqrt(low * high)
     if not any(abs(each / middle - 1) < narrowest_ratio / 4 or each == middle for each in loads):
         return middle
@@ -223,7 +224,7 @@ def _between(low: float, high: float, loads: Sequence[float], narrowest_ratio: f
 
 
 def _runs(off: BoolArray) -> list[tuple[int, int]]:
-    """Runs of true values: the first of each, and the first after it."""
+    """Runs of true values: the index of the first of each, and of the first after it."""
     turns = np.flatnonzero(np.diff(np.concatenate([[False], off, [False]]).astype(np.int8)))
     return list(zip(turns[::2].tolist(), turns[1::2].tolist(), strict=True))
 
@@ -284,12 +285,12 @@ def least_requests_w(problem: JointProblem) -> float:
 
 
 def _nearest(loads: Iterable[float], load: float) -> list[float]:
-    """Some loads, those nearest to one."""
+    """The loads nearest to a load, at most ``_BESIDE``."""
     return sorted(loads, key=lambda other: abs(math.log(other / load)))[:_BESIDE]
 
 
 class _Search:
-    """Plans found so far.
+    """The search for an envelope, with the plans found so far.
 
     Attributes:
         loads: Loads planned for.
@@ -313,7 +314,7 @@ class _Search:
         return (low, *np.geomspace(low, high, _PRICES).tolist()[1:-1], high) if high > low else (low,)
 
     def envelope(self) -> Envelope:
-        """All of them."""
+        """The envelope of all plans found so far."""
         loads = tuple(sorted(self.loads))
         self._plans.sort(key=lambda each: (each.load, -each.price))
         named = tuple(each._replace(name=f"P{at + 1}") for at, each in enumerate(self._plans))
@@ -347,7 +348,7 @@ class _Search:
         return sorted(at for at in found if _found_by(self._plans[at]) not in self._fine)
 
     def sharpen(self, ending: Sequence[int]) -> None:
-        """Seek the greatest load of some plans finely."""
+        """Determine the greatest load of some plans finely."""
         for at in ending:
             plan = self._plans[at]
             most = min(self._highest, plan.load * (1 + COARSE_RATIO))
@@ -355,7 +356,7 @@ class _Search:
             self._fine.add(_found_by(self._plans[at]))
 
     def _solver(self, load: float) -> Callable[[float], EnvelopePlan]:
-        """Plans for one load; each begins with the patterns of the plans before it and of the loads beside it."""
+        """A function that plans one load at a price; it begins with the known patterns of this load and near ones."""
         request = _at_load(self._request, load, self._axis.objective(1.0))
         request = grouped(request, self._effort.joint.alike_from)
         problem, effort = self._close(request, load), self._effort.close
@@ -396,7 +397,7 @@ class _Search:
             return None
 
     def _price_ends(self, solve: Callable[[float], EnvelopePlan]) -> tuple[float, float]:
-        """Prices below and above which the plan hardly changes; one price where nothing stands against it."""
+        """Prices below and above which the plan hardly changes; one price where the rent or the priced cost is 0."""
         plan = solve(1.0)
         rent = self._axis.rent * plan.usd_per_hour
         added = self._cost(plan, 1.0) - self._cost(plan, 0.0)

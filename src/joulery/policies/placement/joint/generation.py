@@ -1,8 +1,8 @@
-"""Patterns for the master problem, and the proof of how good any plan could be.
+"""Patterns for the master problem, and the proof of a lower bound on any plan.
 
-The :class:`~joulery.policies.placement.provisioning.column_generation.Pricer` searches one GPU type at one clock; an
-item is worth what its requests are worth at the master's prices, less the watts they and their process draw. The bound
-scales the prices down until no pattern anywhere is worth more than its GPU (Farley, 1990). Dynamic watts do not scale
+The :class:`~joulery.policies.placement.provisioning.column_generation.Pricer` searches one GPU type at one clock. The
+worth of an item is that of its requests at the master's prices, less the cost of their watts and its process's. The
+bound scales the prices down until no pattern is worth more than its GPU (Farley, 1990). Dynamic watts do not scale
 with the prices, which makes the scaling milder: if no pattern is worth more than ``T`` where its GPU costs ``C``, and
 an item's watts cost at least ``ρ`` of what its requests are worth, prices times ``ρ + (1 - ρ) C / T`` are proven.
 """
@@ -24,8 +24,8 @@ from joulery.policies.placement.provisioning.packing import NEVER, Pattern
 _TRIES = 3
 """Patterns tried for each one wanted; the search lets some through that do not fit."""
 _WORTH_RATIO, _DEGENERATE = 1.1, 4
-"""Rounds that find patterns worth so many times their GPU are not the last: the relaxation is degenerate, and falls
-once enough of them are known. So many times the patience ends them."""
+"""Ratio of worth to price of a pattern above which the relaxation counts as degenerate (it falls once enough such
+patterns are known), and the factor on the patience for such rounds."""
 _LEAST_COST = 1e-9
 """Least cost of a GPU in a search, in units of the objective."""
 
@@ -39,14 +39,13 @@ class JointEffort:
         stall_ratio: Falls of the relaxation smaller than this count as none.
         beam: Partial patterns kept a level while looking for new patterns.
         patterns: New patterns a round and machine.
-        nodes: Partial patterns looked at for the bound, at most, for each machine.
-        gaps: How much a pattern may be worth beyond its GPU, in the searches that raise the bound.
-        gap_ratio: A bound this close is close enough.
+        nodes: Partial patterns checked for the bound, at most, for each machine.
+        gaps: Ratios by which a pattern may be worth more than its GPU, in the searches that raise the bound.
+        gap_ratio: Relative gap at which a bound is close enough.
         near: Patterns added at most, for each machine, because a better plan may need them.
-        branchings, seconds: Limits of the solver of whole numbers; a plan that took all the seconds may differ on
-            another day.
+        branchings, seconds: Limits of the integer solver; a plan that took all the seconds may differ between runs.
         wide_ratio: Optimality is not sought where a plan is above the relaxation by more than this.
-        alike_from: From so many services on, those that are alike are planned as one kind.
+        alike_from: Number of services from which on those that are alike are planned as one kind.
         together: Services, or kinds of them, that are planned at once; more are planned in batches.
     """
 
@@ -118,10 +117,10 @@ class JointGenerator:
     def enrich(self, duals: Duals, slack: float) -> bool:
         """Add patterns whose GPU costs at most ``slack`` more than they are worth.
 
-        A plan that is better than one at ``duals.value + slack`` has no others.
+        A plan that is better than one at ``duals.value + slack`` has no other patterns.
 
         Returns:
-            Whether all of them are known now, or proven not to fit.
+            Whether all such patterns are known now, or proven not to fit.
         """
         complete = True
         for machine in self._pricers:
@@ -141,11 +140,11 @@ class JointGenerator:
         return complete
 
     def prove(self, duals: Duals, gap_ratio: float) -> tuple[JointProof | None, bool]:
-        """A bound by a search that misses nothing, and whether it found patterns that lower the relaxation.
+        """A bound from a complete search, and whether that search found patterns that lower the relaxation.
 
         Args:
             duals: The prices to prove with.
-            gap_ratio: How much a pattern may be worth beyond its GPU; costs the bound less than as much.
+            gap_ratio: Ratio by which a pattern may be worth more than its GPU; it lowers the bound by less than that.
 
         Returns:
             The proof, None when the search was given up; whether patterns were added.
@@ -173,7 +172,7 @@ class JointGenerator:
         return self._proof(duals, min(scale, self._cut_scale(duals))), added > 0
 
     def _cut_scale(self, duals: Duals) -> float:
-        """The scale of the prices at which no cut GPU is worth more than it costs: 1 at the relaxation's own."""
+        """The scale of the prices at which no partitioned GPU is worth more than its price: 1 at the relaxation's."""
         problem, scale = self.problem, 1.0
         per_w = problem.objective.per_w + duals.power
         for machine in dict.fromkeys(cut.machine for cut in problem.cuts):
@@ -193,7 +192,7 @@ class JointGenerator:
         return scale
 
     def _proof(self, duals: Duals, scale: float) -> JointProof:
-        """The bound at scaled prices; :class:`~joulery.domain.gpu.optimum.PlanCertificate` says what it is."""
+        """The bound at scaled prices, as :class:`~joulery.domain.gpu.optimum.PlanCertificate` defines it."""
         problem = self.problem
         scaled = duals._replace(demand=duals.demand * scale, accuracy=duals.accuracy * scale)
         value = float(problem.rates_rps @ scaled.demand) - duals.power * (problem.power_cap_w or 0.0)
@@ -238,7 +237,7 @@ class JointGenerator:
         return layout is not None and self.master.add(machine, layout)
 
     def _add_some(self, machine: int, patterns: tuple[Pattern, ...], most: int) -> list[int]:
-        """Add the first of some patterns that fit and are new, at most so many; returns which."""
+        """Add the first of some patterns that fit and are new, at most ``most``; return their positions."""
         added: list[int] = []
         for at, pattern in enumerate(patterns[: _TRIES * most]):
             if self.add(machine, pattern):

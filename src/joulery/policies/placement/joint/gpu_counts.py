@@ -1,9 +1,9 @@
-"""Whole numbers by branching on how many GPUs there are in all.
+"""Whole numbers by branching on the total number of GPUs.
 
 Where a GPU costs much beside its requests (rent, host watts), fractions of GPUs are far below whole ones, and a solver
-that branches on single patterns hardly raises its bound: another pattern stands in for each. With the number of all
-GPUs fixed, the rest is close to its relaxation. That relaxation is convex in the number, so the numbers worth solving
-for lie side by side. A pattern that costs more there beyond its worth than a better solution may is left out.
+that branches on single patterns hardly raises its bound: another pattern replaces each. With the number of all GPUs
+fixed, the rest is close to its relaxation. That relaxation is convex in the number, so the numbers worth solving for
+are consecutive. A pattern is left out where its cost beyond its worth exceeds what a better solution can have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from joulery.policies.placement.master import SolveStatus, add_row, new_model, r
 _COUNTS_MAX = 16
 """Numbers of GPUs solved for, at most."""
 _FEW = 10
-"""Part of the branchings that each number of GPUs has at least."""
+"""Divisor of the branchings: each number of GPUs has at least this part of them."""
 
 _SEARCHES = ("feasibility_jump", "rens", "rins", "root_reduced_cost")
 """The solver's searches for solutions: most of its time where one is known and none is better."""
@@ -33,9 +33,9 @@ class WholeNumbers(NamedTuple):
     """The best solution in whole numbers.
 
     Attributes:
-        values: Of all columns; none where there is no solution.
+        values: Values of all columns; empty where there is no solution.
         value: Its objective; infinite without one.
-        proven: No solution has less.
+        proven: Lower bound on the objective of any solution.
         status: Whether it is optimal to the solver's gap.
     """
 
@@ -61,8 +61,8 @@ def solve_by_count(
 
     Args:
         model: The model, its columns whole where they have to be; a row is added to it.
-        columns: Those whose sum is the number of GPUs.
-        branchings: In all; each further number of GPUs has a few at least.
+        columns: Columns whose sum is the number of GPUs.
+        branchings: Branchings in all; each further number of GPUs has a few at least.
         gap_ratio: A solution that is no further below the best known one, as a ratio, is not sought.
         beat: The objective of the best one known: without a better one there is no solution.
     """
@@ -99,7 +99,7 @@ def solve_by_count(
 def _solve_below(
     model: Any, columns: Sequence[int], at: _AtCount, enough: float, branchings: int
 ) -> tuple[WholeNumbers, int]:
-    """Solutions with less than ``enough``, and how many branchings that took. What is proven is at most ``enough``.
+    """The best solution with less than ``enough``, and the branchings used; its proven bound is at most ``enough``.
 
     A solution that has one GPU of a pattern costs at least the relaxation and what that pattern costs beyond its worth.
     Where a solution is known, branching alone mostly proves that there is no better one.
@@ -152,7 +152,7 @@ class _Relaxed:
     """The relaxation at each number of GPUs.
 
     Attributes:
-        gpus: How many there are where the number is free.
+        gpus: Number of GPUs where it is not fixed.
     """
 
     def __init__(self, model: Any, columns: Sequence[int]) -> None:
@@ -171,7 +171,7 @@ class _Relaxed:
         self._found: dict[int, _AtCount] = {}
 
     def at(self, count: int) -> _AtCount:
-        """The relaxation with so many GPUs."""
+        """The relaxation with ``count`` GPUs."""
         if count not in self._found:
             self._model.changeRowBounds(self._row, float(count), float(count))
             found = _AtCount(math.inf, np.zeros(len(self._columns)))

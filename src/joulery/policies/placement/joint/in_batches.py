@@ -1,8 +1,8 @@
-"""Many services that all differ: planned in batches, with a bound that holds for all of them together.
+"""Plans for many different services in batches, with a bound that holds for all of them together.
 
-A batch holds services of every model in turn, so what fits beside one another is in it. Room is left on the last GPUs
-of each batch. The bound does not come from the batches: every instance pays for the part of its GPU that it needs
-alone, which no layout can undercut, for nothing fits in less beside others.
+A batch holds services of every model in turn, so it contains services that fit beside one another. Room is left on the
+last GPUs of each batch. The bound does not come from the batches: every instance pays for the part of its GPU that it
+needs alone. No layout can undercut that, because no instance needs less beside others.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def plan_joint_batches(request: JointRequest, planner: Planner, batch: int = BAT
     """A plan for all services, made of plans for batches of them.
 
     Args:
-        request: What is asked; services that are alike are one already.
+        request: The request; services that are alike are merged into one already.
         planner: Plans a batch.
         batch: Services of a batch, at most.
 
     Raises:
-        InfeasibleError: The GPUs there are, or the watts under the cap, do not suffice for a batch after those before.
+        InfeasibleError: There are too few GPUs, or too few watts under the cap, for a batch after the earlier ones.
         ConfigError: As :func:`joulery.policies.placement.joint.problem.problem_of`.
     """
     made: list[_PlannedBatch] = []
@@ -106,7 +106,7 @@ def _left(fleet: Sequence[JointFleet], plans: Sequence[ProvisionPlan]) -> tuple[
 
 
 def _watts_left(request: JointRequest, plans: Sequence[ProvisionPlan]) -> float | None:
-    """Power that earlier batches have left of the cap; too little for anything is next to nothing."""
+    """Power that earlier batches have left of the cap, at least 1e-6 W; None without a cap."""
     if request.power_cap_w is None:
         return None
     used_w = math.fsum(gpu.power_w for plan in plans for gpu in plan.gpus)

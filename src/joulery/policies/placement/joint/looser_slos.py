@@ -1,7 +1,7 @@
-"""Value of a millisecond: plans made again with one SLO longer by the smallest step that saves anything.
+"""The value of a looser SLO: plans made again with one SLO longer by the smallest step that saves anything.
 
-Rates come in halves, thirds ... and shares in steps, so the prices of the relaxation say nothing of a millisecond: a
-little more time mostly changes no plan at all. What is reported is the difference of two plans, with its step.
+Rates are divided into halves, thirds ... and shares into steps, so the prices of the relaxation do not price a
+millisecond: a little more time mostly changes no plan at all. The result is the difference of two plans, with its step.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class LooserSlo(NamedTuple):
         service: Its name.
         slo_s: Its SLO.
         looser_s: The longer one: the first step that saves anything, the largest step where none does.
-        saved: What the plan then costs less, in units of the objective, at least; 0 where no step saves anything.
-        saved_w: Watts it takes less; NaN where no step saves anything.
+        saved: Lower bound on the saving of the plan, in units of the objective; 0 where no step saves anything.
+        saved_w: Watts that the plan saves; NaN where no step saves anything.
     """
 
     service: str
@@ -50,14 +50,14 @@ def looser_slos(
 ) -> tuple[LooserSlo, ...]:
     """Savings of longer SLOs, one service after the other.
 
-    A plan that is not optimal might be bettered within its SLOs: there only what is saved beyond its bound counts.
+    A plan that is not optimal might be improved within its SLOs, so only the saving beyond its bound counts there.
 
     Args:
-        request: What the plan was made for.
+        request: The request that the plan was made for.
         plan: The plan.
         services: The services in question; all of them where empty.
         steps: Steps to try, increasing.
-        effort: How hard to try, for each plan.
+        effort: Limits on the work of each plan.
 
     Raises:
         ConfigError: There is no such service, or the plan has no bound.

@@ -1,9 +1,9 @@
 """The restricted master problem: how many GPUs of each known pattern, and which requests go where.
 
-Rows: every service's flows come to its rate; a flow (service, variant, machine) is no larger than what the instances
-of it are provided for; flows weighted by accuracy keep the floor; GPUs of a type stay within what is available; all
-watts stay within the cap. Demand is a right-hand side only, so patterns survive a change of demand. A request may go
-unserved at a prohibitive price, so that there is always a solution.
+Rows: every service's flows add up to its rate; a flow (service, variant, machine) is no larger than the rate its
+instances are provided for; flows weighted by accuracy keep the floor; GPUs of a type stay within the available number;
+all watts stay within the cap. Demand is a right-hand side only, so patterns stay valid when demand changes. A request
+may go unserved at a prohibitive price, so that there is always a solution.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from joulery.policies.placement.master import SolveStatus, add_row, make_whole, 
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
 
 _UNSERVED = 1e3
-"""Price of a request a second that is left out, in what it costs on a GPU of its own."""
+"""Price of a request a second that is left out, as a multiple of its cost on a GPU of its own."""
 _TINY = 1e-7
 """Requests a second below which a flow is rounding."""
 
@@ -36,12 +36,12 @@ class Duals(NamedTuple):
     Attributes:
         value: The relaxation's optimum.
         demand: What one more request a second of each service costs, float64[services].
-        accuracy: What a request a second costs for each unit of accuracy its service's floor is higher.
+        accuracy: What a request a second costs more for each unit by which its service's accuracy floor is raised.
         pool: What one more GPU of each type would save, float64[types].
         power: What one more watt under the cap would save.
         unserved: Requests a second left out, float64[services].
         gpu_price: What one more GPU costs where their number is fixed; below 0 where more of them save.
-        gpus: How many there are, cut ones included.
+        gpus: Number of GPUs, partitioned ones included.
     """
 
     value: float
@@ -55,7 +55,7 @@ class Duals(NamedTuple):
 
 
 class KnownPattern(NamedTuple):
-    """A pattern that the master problem has: its machine and its layout."""
+    """A pattern of the master problem: its machine and its layout."""
 
     machine: int
     layout: PackedGpu
@@ -79,16 +79,16 @@ class JointSolution(NamedTuple):
     """A solution in whole GPUs.
 
     Attributes:
-        counts: How many GPUs of each known pattern, by its index; none that is 0.
+        counts: Number of GPUs of each known pattern, by its index; zeros are left out.
         flows: Requests a second of every flow.
         value: Its objective.
         unserved: Requests a second left out, float64[services].
-        status: What the solver proved.
-        slices: How many slices run each option, by its index; none that is 0.
-        cuts: How many GPUs are cut in each way, by the index of the cut; none that is 0.
-        proven: No solution over the same columns has less: the solver's branch and bound.
-        divisions: How many services are served by each division, by its index; of services that stand for several.
-        spread: How many slices of each :class:`SpreadSlices` are used, by its index; where replicas stay apart.
+        status: Proof status of the solver.
+        slices: Number of slices that run each option, by its index; zeros are left out.
+        cuts: Number of GPUs with each MIG partition, by its index; zeros are left out.
+        proven: Lower bound over the same columns, by the solver's branch and bound.
+        divisions: Number of services that each division serves, by its index; of services that stand for several.
+        spread: Number of slices used of each :class:`SpreadSlices`, by its index; where replicas stay apart.
     """
 
     counts: Mapping[int, int]
@@ -104,13 +104,13 @@ class JointSolution(NamedTuple):
 
 
 class SliceMoves(NamedTuple):
-    """Slices that run, by what a process is started with.
+    """Running slices by the shape of their instances, and limits on their changes.
 
     Attributes:
         shapes: Indices of the options of one shape, and how many slices run it.
-        most: How many slices may be started or stopped.
-        slices: How many slices run each option, by its index, and no other; any where empty.
-        cuts: How many GPUs are cut in each way, by the index of the cut, and no other; any where empty.
+        most: Most slices that may be started or stopped.
+        slices: Fixed number of slices that run each option, by its index, 0 for all others; not fixed where empty.
+        cuts: Fixed number of GPUs with each partition, by its index, 0 for all others; not fixed where empty.
     """
 
     shapes: tuple[tuple[tuple[int, ...], int], ...]
@@ -123,7 +123,7 @@ class JointMaster:
     """Collects patterns and solves over them.
 
     Attributes:
-        patterns: In the order they were added.
+        patterns: The patterns, in the order they were added.
         divisions: Ways to serve one of several services that are alike.
         divisions_complete: Whether there are no others.
     """
@@ -144,7 +144,7 @@ class JointMaster:
         self._lp, self._rows = self._empty()
 
     def add(self, machine: int, layout: PackedGpu) -> bool:
-        """Add a pattern; False when it is there already."""
+        """Add a pattern; return False when it was added before."""
         known = KnownPattern(machine, layout)
         if known.key in self._known:
             return False
@@ -154,19 +154,19 @@ class JointMaster:
         return True
 
     def pattern_w(self, known: KnownPattern) -> float:
-        """Standing watts: idle board, host, and the processes for being there."""
+        """Standing watts of a GPU of a pattern: idle board, host, and the processes without requests."""
         problem = self.problem
         overhead = problem.overhead_w[known.machine]
         return float(problem.standing_w[known.machine]) + math.fsum(overhead[i] for i in known.layout.pattern)
 
     def pattern_cost(self, known: KnownPattern) -> float:
-        """Cost of one GPU of it before any request comes."""
+        """Cost of one GPU of a pattern without requests."""
         problem = self.problem
         kind = problem.fleet[problem.machines[known.machine].fleet].gpu_type
         return problem.objective.value(self.pattern_w(known), kind.usd_per_hour, 1)
 
     def relax(self, gpus: int | None = None) -> Duals:
-        """The linear optimum over the patterns so far; with so many GPUs in all, if their number is given."""
+        """The linear optimum over the patterns so far; with ``gpus`` GPUs in all, if their number is given."""
         low, high = (0.0, self._lp.inf) if gpus is None else (float(gpus), float(gpus))
         self._lp.changeRowBounds(self._rows.count, low, high)
         run(self._lp)
@@ -203,11 +203,11 @@ class JointMaster:
         """The best whole numbers over the patterns so far, within the limits on work.
 
         Args:
-            gap_ratio, seconds, branchings: The limits.
-            slack: Slices and cuts that cost more than this beyond what they are worth, at the prices of the last
-                relaxation, are left out: no plan has any that is less than this above the relaxation.
-            beat: What the best one known costs; where none costs less, nothing is returned. Not looked at on slices.
-            moves: Slices that run, and how many of them may change; None for any number.
+            gap_ratio, seconds, branchings: Limits of the solver.
+            slack: Slices and partitions that cost more than this beyond their worth, at the prices of the last
+                relaxation, are left out: no plan that is less than this above the relaxation has any.
+            beat: Cost of the best known solution; without a cheaper one, nothing is returned. Ignored on slices.
+            moves: Running slices, and how many of them may change; None for any number.
         """
         mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
         for known in self.patterns:
@@ -231,9 +231,9 @@ class JointMaster:
         return self._solution(found)
 
     def rounded_up(self) -> JointSolution:
-        """The relaxation with every GPU and slice rounded up, for where a limit ended the solver before any plan.
+        """The relaxation with every GPU and slice rounded up, for use when a limit ended the solver without a plan.
 
-        It serves nothing where services stand for several, or where so many GPUs are not there.
+        It serves nothing where services stand for several, or where there are too few GPUs for it.
         """
         model, _ = self._empty()
         for known in self.patterns:
@@ -261,11 +261,11 @@ class JointMaster:
         return JointSolution(counts, flows, value, unserved, status, slices, cut, proven, divided, spread)
 
     def _add_divisions(self, mip: Any, first: int) -> None:
-        """Every service of several that are alike is served by a division of its own; patterns provide its instances.
+        """Require a division for each of several services that are alike; patterns provide the instances.
 
         Args:
             mip: The model, its patterns in the columns from ``first`` on.
-            first: The first of them.
+            first: Index of the first of these columns.
         """
         if not self.divisions:
             return
@@ -289,7 +289,7 @@ class JointMaster:
             add_row(mip, held.count, mip.inf, columns, [*(1.0 for _ in mine), 1 / held.workload.rate_rps])
 
     def _add_moves(self, mip: Any, moves: SliceMoves) -> None:
-        """Slices of each shape beyond those that run, and those that run no more, come to no more than the moves."""
+        """Limit the slices that are started and stopped to the moves, and fix slices and partitions where given."""
         first, changed = mip.getNumCol(), list[int]()
         for at, (options, running) in enumerate(moves.shapes):
             for i in options:  # slices that run may be more than serve today's rate: stopping one would be a move
@@ -307,7 +307,7 @@ class JointMaster:
                 mip.changeColBounds(at, float(fixed.get(at - start, 0)), float(fixed.get(at - start, 0)))
 
     def _empty(self, **limits: Any) -> tuple[Any, _Rows]:
-        """A model with flows, the price of unserved requests, slices and cuts, before any pattern."""
+        """A model with flows, the price of unserved requests, slices and partitions, before any pattern."""
         problem, model = self.problem, new_model(**limits)
         services, types, flows = len(problem.services), len(problem.fleet), len(self._flows)
         costs = [problem.objective.per_w * self._request_j(flow) for flow in self._flows]
@@ -347,7 +347,7 @@ class JointMaster:
         return model, rows
 
     def _cut_columns(self) -> list[tuple[float, float]]:
-        """Cost of one of each slice option and of each cut, and the most there may be."""
+        """Cost and greatest number of each slice option, of each partition and of each spread variable."""
         problem = self.problem
         found = [(0.0, float(self._most(one))) for one in problem.slices]
         for cut in problem.cuts:
@@ -361,13 +361,13 @@ class JointMaster:
         return math.ceil(self.problem.services[one.service].workload.rate_rps / one.capacity_rps - 1e-9)
 
     def _cuts_of(self, fleet: int) -> list[int]:
-        """Columns of the cuts of a GPU type, counted from the first slice option."""
+        """Columns of the partitions of a GPU type, counted from the first slice option."""
         problem = self.problem
         first = len(problem.slices)
         return [first + at for at, cut in enumerate(problem.cuts) if problem.machines[cut.machine].fleet == fleet]
 
     def _slice_rows(self) -> list[dict[int, float]]:
-        """For each machine and kind of slice: what its cuts provide, less what its options use."""
+        """For each machine and kind of slice: the slices that partitions provide, less those that options use."""
         problem, first = self.problem, len(self.problem.slices)
         rows: dict[tuple[int, int], dict[int, float]] = {}
         for at, cut in enumerate(problem.cuts):
@@ -413,7 +413,7 @@ def _counted(values: FloatArray) -> dict[int, int]:
 
 
 class _Rows:
-    """First row of each sort; capacity rows of flows come first."""
+    """First row of each kind; capacity rows of flows come first."""
 
     def __init__(self, flows: int, services: int, types: int) -> None:
         self.demand = flows

@@ -1,8 +1,8 @@
-"""Preset ``joint``: the plan of least watts, grams or dollars over all knobs at once, and how far from optimal it is.
+"""Preset ``joint``: the plan of least watts, grams or dollars over all knobs at once, with a bound on any plan.
 
-Column generation with clocks as GPU types, whole numbers by HiGHS, and a search that misses nothing for the bound.
-Where the bound and the plan are close enough, every layout that a better plan could have is added and whole numbers are
-solved for again: the plan is optimal then, within the choices and the predictor.
+Column generation with clocks as GPU types finds patterns, HiGHS finds whole numbers, and a complete search proves the
+bound. Where the bound and the plan are close enough, every layout that a better plan could have is added and whole
+numbers are solved for again: the plan is then optimal, within the choices and the predictor.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _EXACT_RATIO = 1e-6
 _QUICK_RATIO = 1e-3
 """The same while patterns are still sought."""
 _QUICK_PART = 5
-"""Of the branchings, what whole numbers may take while patterns are still sought."""
+"""Divisor of the branchings of the integer solver while patterns are still sought."""
 _NEAR_RATIO = 0.02
-"""Excess of price over worth up to which slices and cuts are in the first plan, as a part of the bound."""
+"""Excess of price over worth up to which slices and partitions are in the first plan, as a part of the relaxation."""
 _CUT_SECONDS = 3.0
-"""Factor on the time for whole numbers where GPUs are cut: branchings are to end the search, not seconds."""
+"""Factor on the time for whole numbers where GPUs are partitioned: branchings should end the search, not seconds."""
 _WIDE_RATIO = 0.01
 """Excess of a plan over the relaxation from which patterns are sought at its own number of GPUs."""
 _APART_RATIO = 0.004
@@ -51,18 +51,18 @@ _ENOUGH_RATIO = 0.05
 def plan_joint(
     request: JointRequest, effort: JointEffort | None = None, others: Sequence[ProvisionPlan] = ()
 ) -> ProvisionPlan:
-    """The best plan that was found, and a bound on any.
+    """The best plan that was found, and a lower bound on any plan.
 
     Args:
-        request: What is asked.
-        effort: How hard to try.
+        request: The request.
+        effort: Limits on the work.
         others: Plans for the same services and GPU types: this plan is no worse than any of them that is a choice of
             ``request``.
 
     Raises:
-        InfeasibleError: A service can be served on none of the types, or the GPUs there are, or the watts under the
-            cap, do not suffice.
-        ConfigError: No services or types, two services of one name, or a model that no type knows.
+        InfeasibleError: A service can be served on none of the types, or there are too few GPUs or too few watts under
+            the cap.
+        ConfigError: No services or types, two services of one name, or a model unknown to all types.
     """
     effort = effort or JointEffort()
     request = grouped(request, effort.alike_from)
@@ -77,18 +77,18 @@ def plan_joint(
 def plan_problem(
     problem: JointProblem, effort: JointEffort, known: Sequence[tuple[int, Pattern]] = ()
 ) -> tuple[ProvisionPlan, JointMaster]:
-    """As :func:`plan_joint`, for a problem that is worked out already.
+    """As :func:`plan_joint`, for a problem that is derived already.
 
     Args:
         problem: The problem.
-        effort: How hard to try; without ``gaps`` nothing is proven.
+        effort: Limits on the work; without ``gaps`` nothing is proven.
         known: Machines and patterns to begin with; those that do not fit are left out.
 
     Returns:
-        The plan, and all patterns that were known in the end.
+        The plan, and the master problem with all patterns found.
 
     Raises:
-        InfeasibleError: The GPUs there are, or the watts under the cap, do not suffice.
+        InfeasibleError: There are too few GPUs, or too few watts under the cap.
     """
     generator = JointGenerator(problem, effort)
     for machine, pattern in known:
@@ -120,9 +120,9 @@ class _Best(NamedTuple):
     """The best whole numbers.
 
     Attributes:
-        whole: They.
-        optimal: Whether they are proven optimal.
-        branched: What no plan has less than, by branch and bound.
+        whole: The solution.
+        optimal: Whether it is proven optimal.
+        branched: Lower bound on any plan, by branch and bound.
         limit_reached: Whether the solver ended at its limit.
     """
 
@@ -133,7 +133,7 @@ class _Best(NamedTuple):
 
 
 def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, Pattern]]:
-    """The patterns of a plan, each with its machine; those that are no choice of the problem are left out."""
+    """The patterns of a plan, each with its machine; those that the problem does not offer are left out."""
     services = {name: at for at, each in enumerate(problem.services) for name in each.names or (each.workload.id,)}
     index = {(item.service, item.variant, round(1 / item.part)): at for at, item in enumerate(problem.items)}
     found = []
@@ -188,7 +188,7 @@ def _proven(generator: JointGenerator, duals: Duals) -> tuple[JointProof, Duals]
 
 
 def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution) -> _Best:
-    """Whole numbers again, with all that a better plan could have.
+    """Solve whole numbers again, with all patterns that a better plan could have.
 
     At the prices of the proof no GPU is worth more than it costs. At those the relaxation ended with, one may be worth
     a little more, and a better plan could have it beside one that costs more than the slack.
@@ -213,7 +213,7 @@ def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution
 
 
 def _at_its_count(generator: JointGenerator, whole: JointSolution, gpus: int) -> JointSolution:
-    """Whole numbers again, with the patterns that are worth something where there are so many GPUs."""
+    """Solve whole numbers again, with the patterns that are worth something where there are ``gpus`` GPUs."""
     at_count = generator.generate(generator.master.relax(gpus), gpus)
     generator.enrich(at_count, max(whole.value - at_count.value, 0.0))
     again = _whole(generator, _QUICK_RATIO, math.inf, whole.value)
@@ -221,10 +221,10 @@ def _at_its_count(generator: JointGenerator, whole: JointSolution, gpus: int) ->
 
 
 def _on_fewer(generator: JointGenerator, whole: JointSolution) -> JointSolution:
-    """Whole numbers again with a GPU less, and another one, where the relaxation says that it may pay.
+    """Solve whole numbers again with one GPU less at a time, as long as the relaxation shows that it may pay.
 
-    Where rent is most of what a GPU costs, patterns that are worth something at other prices fill no smaller number of
-    GPUs: those have to be sought.
+    Where rent is most of what a GPU costs, the known patterns do not serve everything on fewer GPUs: further patterns
+    have to be found.
     """
     while (gpus := sum(whole.counts.values()) - 1) > 0:
         at_count = generator.master.relax(gpus)
@@ -284,7 +284,7 @@ def value_of(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> float:
 
 
 def infeasible(problem: JointProblem, duals: Duals, whole: JointSolution) -> InfeasibleError:
-    """The error for GPUs or watts that do not suffice: the row that binds, and what the nearest plan leaves out."""
+    """The error for too few GPUs or watts: it names the row that binds, and what the nearest plan leaves out."""
     relaxed = bool(np.any(duals.unserved > _UNSERVED_RPS))
     left = {
         each.workload.id: float(rate)

@@ -1,9 +1,9 @@
 """Input of the joint planner: services with variants and floors, GPU types with clocks, one objective.
 
-A GPU type at each of its clocks is a *machine*. What a machine may hold are *items*: a variant of a service provided
+A GPU type at each of its clocks is a *machine*. A machine may hold *items*: an item is a variant of a service provided
 for a part of the service's rate. An item's demand for SMs follows from the queue in front of it, its joules from the
-clock; how many of them fit beside one another is decided by
-:class:`~joulery.policies.placement.provisioning.packing.Packing`, the same for every preset.
+clock. :class:`~joulery.policies.placement.provisioning.packing.Packing`, the same for every preset, decides how many
+items fit beside one another.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from joulery.policies.placement.provisioning.packing import Packing
 from joulery.policies.placement.provisioning.random_limits import KnownLimits
 
 _PARTS_MAX = 4096
-"""A service that needs more instances is taken for a mistake in its rate."""
+"""Most instances of a service; a need for more is treated as a mistake in its rate."""
 
 
 class Variant(NamedTuple):
@@ -58,8 +58,8 @@ class Variant(NamedTuple):
 
     Attributes:
         model: Its name in the profiles of the GPU types.
-        accuracy_ratio: As the user states it; NaN where there is no choice.
-        memory_bytes: GPU memory of one process of it; as the service says when None.
+        accuracy_ratio: The accuracy that the user states; NaN where there is no choice.
+        memory_bytes: GPU memory of one process of it; that of the service when None.
     """
 
     model: str
@@ -75,11 +75,12 @@ class JointService:
         workload: Its SLO, rate and arrivals; its model is that of the first variant.
         variants: The models that can answer.
         floor_ratio: Mean accuracy of the answers never to go below.
-        margin_ratio: Beside the rules' margin: how much longer its latencies are taken to be.
+        margin_ratio: Margin on its latencies, beside the rules' margin.
         batches: Largest batches to choose among, for each number of equal parts of the rate; all of them, and any
             number of parts that the rules allow, where empty.
         slices: Choices on slices; all of them where empty.
-        names: Services alike that this one stands for, itself the first; each has instances of its own. Empty for one.
+        names: Services that are alike and that this one stands for, itself the first; each has its own instances.
+            Empty for a single service.
     """
 
     workload: Workload
@@ -139,7 +140,7 @@ class JointFleet:
         gpu_type: The type at full clock, with price and count.
         clocks_mhz: Clocks that may be set, the highest first.
         host_w: Watts of the host for each powered GPU.
-        sliced: What was measured of models on its slices; None for a type that is shared by MPS alone.
+        sliced: Measurements of models on its slices; None for a type that is shared by MPS alone.
     """
 
     gpu_type: GpuType
@@ -161,7 +162,7 @@ class JointFleet:
 
 
 class ClockedType(NamedTuple):
-    """A GPU type at one clock: index of the type, the type, the predictor's view of it, and the largest batch."""
+    """A GPU type at one clock: index of the type, the type, the predictor's model of it, and the largest batch."""
 
     fleet: int
     gpu_type: GpuType
@@ -180,7 +181,7 @@ class JointItem(NamedTuple):
     Attributes:
         service, variant: Indices.
         rate_rps: The rate.
-        part: The same as a part of the service's.
+        part: The rate as a part of the service's.
         memory_bytes: GPU memory of the instance and its standby; 0 where unknown.
     """
 
@@ -196,13 +197,13 @@ class JointRequest:
     """Input of a joint plan.
 
     Attributes:
-        services: What is served.
+        services: The services.
         fleet: The GPU types.
-        rules: What has to be kept; how large batches and how small parts of a service may be.
+        rules: Constraints; the largest batches and the smallest parts of a service.
         objective: What is minimised.
         power_cap_w: Watts of all GPUs and hosts, at most; None for no cap.
         alone: Whether every instance has a GPU to itself.
-        carbon_cap_g_per_hour: Grams an hour that the watts of the cap are worth, where grams are what is capped.
+        carbon_cap_g_per_hour: Grams an hour that correspond to the watts of the cap, where carbon is capped.
     """
 
     services: tuple[JointService, ...]
@@ -215,7 +216,7 @@ class JointRequest:
 
     @property
     def cap_text(self) -> str:
-        """The cap in words."""
+        """The cap as text."""
         if self.carbon_cap_g_per_hour is None:
             return f"power cap of {self.power_cap_w:g} W"
         return f"carbon cap of {self.carbon_cap_g_per_hour:g} g/h ({self.power_cap_w:.4g} W of GPUs and hosts)"
@@ -223,21 +224,21 @@ class JointRequest:
 
 @dataclass(frozen=True, slots=True)
 class JointProblem:
-    """Worked out for the optimiser.
+    """Input of the optimiser, derived from a request.
 
     Attributes:
-        request: As asked.
+        request: The request.
         machines: GPU types at their clocks.
-        items: What a machine may hold.
+        items: Items that a machine may hold.
         options: For each item and machine the batches with which it fits there alone.
-        packings: What fits on each machine.
+        packings: Packing of each machine.
         request_j: Dynamic joules of a request, float64[machines, items].
-        overhead_w: Power of a process for being there, float64[machines, items].
+        overhead_w: Power of a process without requests, float64[machines, items].
         standing_w: Power of an idle board and its host, float64[machines].
-        slices: What may run on slices of GPUs.
-        cuts: How GPUs can be cut.
-        cut_limits: Which cuts, by index, may be there how often together.
-        running_cuts: How many of the first cuts are those of GPUs that run.
+        slices: Options for slices of GPUs.
+        cuts: MIG partitions of GPUs.
+        cut_limits: Sets of partitions, by index, each with the most GPUs that may have one of them.
+        running_cuts: How many of the first partitions are those of running GPUs.
     """
 
     request: JointRequest
@@ -284,7 +285,7 @@ class JointProblem:
         return np.minimum(np.array(needed, np.int64), self.packings[machine].capacity)
 
     def menu(self, machine: int) -> MigMenu:
-        """The menu of slices of a machine's GPU type; only types that have one are cut."""
+        """The menu of slices of a machine's GPU type; only types that have one are partitioned."""
         sliced = self.fleet[self.machines[machine].fleet].sliced
         assert sliced is not None
         return sliced.menu
@@ -298,16 +299,16 @@ class JointProblem:
 
 
 def problem_of(request: JointRequest, known: KnownLimits | None = None) -> JointProblem:
-    """Work out what can be chosen.
+    """Derive the choices of a request.
 
     An instance is provided for a whole part of its service's rate: all of it, a half, a third ... down to one of
-    ``rules.max_replicas``, or smaller ones where the service needs more instances. How many requests it gets is a
-    matter of flows: instances of different parts may serve one service together. A service of at least so many replicas
-    has no larger part than one of them.
+    ``rules.max_replicas``, or smaller ones where the service needs more instances. Flows decide how many requests it
+    gets: instances of different parts may serve one service together. A service with a least number of replicas has no
+    larger part than one of them.
 
     Raises:
         InfeasibleError: A service can be served on none of the types.
-        ConfigError: No services or types, two services of one name, or a model that no type knows.
+        ConfigError: No services or types, two services of one name, or a model unknown to all types.
     """
     services, fleet, rules = request.services, request.fleet, request.rules
     check_request(request)
@@ -376,7 +377,7 @@ def _add_part(
     options: list[tuple[tuple[Option, ...], ...]],
     known: KnownLimits | None,
 ) -> None:
-    """Add what serves a part of a service, each variant for itself, where it fits on some machine."""
+    """Add the items that serve a part of a service: one for each variant that fits on some machine."""
     scv = part_scv(service.workload.arrivals.scv, part, rules.balancer)
     stream = RequestStream(service.workload.rate_rps * part, scv)
     for variant in range(len(service.variants)):
@@ -398,10 +399,10 @@ def _limits(
     part: float,
     known: KnownLimits | None,
 ) -> list[tuple[int, float, float]]:
-    """Batches with what their execution may take, ms: when the GPU is shared, and when it is not.
+    """Batches with their longest execution, ms: when the GPU is shared, and when it is not.
 
-    The queue is worked out at full clock: at a lower one small batches are cheaper beside large ones, so it errs on
-    the safe side there.
+    The queue is computed at full clock: at a lower one small batches are cheaper relative to large ones, so the limits
+    err on the safe side there.
     """
     model = kind.profile.models.get(workload.model)
     if model is None or not may_use(workload, kind) or not fits_memory(workload, kind):
@@ -430,7 +431,7 @@ def _options(machine: ClockedType, model: str, limits: Sequence[tuple[int, float
 
 
 def _explain(service: JointService, fleet: Sequence[JointFleet], rules: Rules) -> None:
-    """Raise the error that says why a service can be served on none of the types."""
+    """Raise the error that states why a service can be served on none of the types."""
     types = [each.gpu_type for each in fleet]
     for variant in range(len(service.variants)):
         workload = service.answered_by(variant)
@@ -447,10 +448,10 @@ def _explain(service: JointService, fleet: Sequence[JointFleet], rules: Rules) -
 
 
 def check_request(request: JointRequest) -> None:
-    """Check that a request can be meant.
+    """Check that a request is valid.
 
     Raises:
-        ConfigError: No services or types, two services of one name, a model that no type knows, or a cap that is none.
+        ConfigError: No services or types, two services of one name, a model unknown to all types, or an invalid cap.
     """
     services, fleet, power_cap_w = request.services, request.fleet, request.power_cap_w
     if not services:
@@ -472,10 +473,10 @@ def check_request(request: JointRequest) -> None:
 
 
 def check_model(model: str, fleet: Sequence[JointFleet]) -> None:
-    """Check that some GPU type of the fleet knows a model.
+    """Check that some GPU type of the fleet can serve a model.
 
     Raises:
-        ConfigError: None does; the nearest names.
+        ConfigError: None can; the error suggests the nearest names.
     """
     if any(model in kind.models for kind in fleet):
         return

@@ -1,8 +1,8 @@
-"""MIG slices in the joint problem: the processes that may run on each slice, and the cuts of a GPU.
+"""MIG slices in the joint problem: the processes that may run on each slice, and the MIG partitions of a GPU.
 
-Slices share neither SMs nor cache, so a cut GPU needs no search: rows of the master problem say that no more slices of
-a kind are used than the cuts provide. At given prices the best layout of a cut GPU is the best choice for each kind of
-slice, and the best cut of the menu for those.
+Slices share neither SMs nor cache, so a partitioned GPU needs no search: rows of the master problem limit the slices of
+a kind to those that the partitions provide. At given prices the best layout of a partitioned GPU has the best choice
+for each kind of slice, and the partition of the menu that is best for those.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from joulery.policies.placement.joint.problem import ClockedType, JointFleet, JointRequest, JointService
 
 _GAIN = 1.05
-"""More processes on a slice count as another choice only if they may keep so many times the rate of fewer."""
+"""Least ratio of the rates that more and fewer processes on a slice may keep, for the former to be another choice."""
 _SAME = 1e-9
 """Joules closer to one another, as a ratio, are equal: those of fits are rounded."""
 
@@ -31,7 +31,7 @@ class SliceOption(NamedTuple):
     Attributes:
         service, variant, machine: Indices.
         profile: Index of the slice's kind in the menu.
-        process: What runs there.
+        process: The processes that run there.
         capacity_rps: The rate that it keeps within the SLO, at most the service's.
         request_j: Dynamic joules of a request.
     """
@@ -51,7 +51,7 @@ class SliceOption(NamedTuple):
 
 
 class SliceChoice(NamedTuple):
-    """A choice for slices of a kind: a model in so many processes, on GPUs of a type at a clock."""
+    """A choice for slices of a kind: a model and its number of processes, on GPUs of a type at a clock."""
 
     model: str
     type: str
@@ -61,17 +61,17 @@ class SliceChoice(NamedTuple):
 
 
 class MigCut(NamedTuple):
-    """One way to cut the GPUs of a machine: how many slices of each kind of the menu."""
+    """One MIG partition of a machine's GPUs: the number of slices of each kind of the menu."""
 
     machine: int
     counts: tuple[int, ...]
 
 
 def part_scv(scv: float, part: float, balancer: Balancer = Balancer.TURNS) -> float:
-    """Variation of the gaps of a part of a stream.
+    """Squared coefficient of variation of the gaps of a part of a stream.
 
-    Dealt out as evenly as can be, a gap is the sum of as many gaps as requests go to others in between, one more or
-    less: for ``1 / part`` whole, ``scv * part``. Dealt out at random, it is the sum of a geometric number of them.
+    If requests are distributed as evenly as possible, a gap is the sum of ``1 / part`` gaps, rounded down or up: for
+    ``1 / part`` whole, ``scv * part``. If they are distributed at random, it is the sum of a geometric number of gaps.
     """
     if balancer is Balancer.RANDOM:
         return 1 + (scv - 1) * part
@@ -81,7 +81,7 @@ def part_scv(scv: float, part: float, balancer: Balancer = Balancer.TURNS) -> fl
 
 
 def cuts_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[MigCut, ...]:
-    """Every cut of every machine that can be cut; the uncut GPU alone where instances have a GPU to themselves."""
+    """Every MIG partition of every machine that has any; only those of one slice if instances have their own GPU."""
     found = []
     for at, machine in enumerate(machines):
         sliced = request.fleet[machine.fleet].sliced
@@ -94,14 +94,14 @@ def cuts_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[Mig
 def slice_options(
     request: JointRequest, machines: Sequence[ClockedType], margins_of: Sequence[float]
 ) -> tuple[SliceOption, ...]:
-    """Options for slices, without those that another one of the same slice is better than at every rate.
+    """Options for slices, without those that another one of the same slice dominates at every rate.
 
-    Where a service names its choices, all of those: one that runs is not to be stopped for an equal one.
+    A service that names its choices keeps all of them, so that a running one is not stopped for an equal one.
 
     Args:
-        request: What is asked.
+        request: The request.
         machines: GPU types at their clocks.
-        margins_of: How much longer than predicted the batches of each service are taken to be.
+        margins_of: Margin of each service on the predicted times of its batches.
     """
     found: list[SliceOption] = []
     for at, machine in enumerate(machines):
@@ -128,7 +128,7 @@ def slice_options(
 
 
 def _fits(processes: int, service: JointService, variant: int, profile: MigProfile) -> bool:
-    """Whether processes fit into the memory of a slice, as far as theirs is known; nothing stands by beside them."""
+    """Whether processes fit into the memory of a slice, as far as theirs is known; they have no standby there."""
     return processes * (service.answered_by(variant).memory_bytes or 0.0) <= profile.memory_bytes
 
 
@@ -145,7 +145,7 @@ def _chosen(
 def explain_slices(service: JointService, fleet: Sequence[JointFleet], margin_ratio: float) -> None:
     """Raise the error for a service whose processes fit into the memory of no slice, or are too slow on any.
 
-    Nothing where neither is so.
+    Nothing is raised where neither holds.
     """
     sliced = [(kind.gpu_type.name, kind.sliced.menu) for kind in fleet if kind.sliced is not None]
     menus = [(profile.memory_bytes, f"{profile.name} of {name}") for name, menu in sliced for profile in menu.profiles]
@@ -185,7 +185,7 @@ def explain_slices(service: JointService, fleet: Sequence[JointFleet], margin_ra
 def _tried(
     curves: Sequence[BatchCurve], machine: ClockedType, service: JointService, margin_ratio: float
 ) -> list[SliceProcess]:
-    """Processes worth a closer look, the fewest first: more of them must be able to keep a higher rate."""
+    """Processes to try, the fewest first: more of them are tried only if they can keep a higher rate."""
     slo, most, best = service.workload.slo, machine.batch_max, 0.0
     found = []
     for curve in curves:
@@ -215,7 +215,7 @@ def _option(
 
 
 def _undominated(options: Sequence[SliceOption]) -> list[SliceOption]:
-    """Options of one slice and variant that no other keeps a higher rate than for fewer joules; the first of equals."""
+    """Options of one slice and variant without dominated ones, by rate and joules; the first of equals."""
     found: list[SliceOption] = []
     for one in sorted(options, key=lambda each: (-each.capacity_rps, each.request_j, each.processes)):
         if not found or one.request_j < found[-1].request_j * (1 - _SAME):
@@ -239,7 +239,7 @@ def _serves_all(request: JointRequest, one: SliceOption) -> bool:
 
 
 def check_slices(request: JointRequest) -> None:
-    """Check that what was measured is on the menu and enough to plan with.
+    """Check that the measurements are on the menu and suffice for a plan.
 
     Raises:
         ConfigError: A table is empty, names a slice that the menu lacks, or has a single batch of a model in use.
@@ -268,5 +268,5 @@ def check_slices(request: JointRequest) -> None:
 
 
 def best_cut(cuts: Sequence[tuple[int, ...]], values: Sequence[float]) -> float:
-    """The most that a cut GPU is worth, when the best instance on each kind of slice is worth ``values``."""
+    """Greatest worth of a partitioned GPU, when the best instance on each kind of slice is worth ``values``."""
     return max((math.fsum(n * v for n, v in zip(cut, values, strict=True)) for cut in cuts), default=0.0)

@@ -1,9 +1,9 @@
-"""Replicas on slices of GPUs of their own, where no two replicas of a service may share a GPU.
+"""Placement of replicas on slices where no two replicas of a service may share a GPU.
 
-For each way to cut GPUs, variables count the slices of a kind that a service uses on GPUs cut so: no more than there
-are such slices, and no more of one service than there are such GPUs. Those rows say all of it. Services and slices of
-one GPU are the two sides of a graph in which every instance is an edge, and GPUs are its colours: with no more edges at
-any vertex than there are colours, edges can be coloured so that none meets another of its colour (König, 1916).
+For each MIG partition, variables count the slices of a kind that a service uses on GPUs with it: no more than there are
+such slices, and no more of one service than there are such GPUs. These rows suffice. Services and slices of one GPU are
+the two sides of a graph in which every instance is an edge, and GPUs are its colours: with no more edges at any vertex
+than there are colours, edges can be coloured so that none meets another of its colour (König, 1916).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from joulery.policies.placement.joint.problem import JointProblem
 
 
 class SpreadSlices(NamedTuple):
-    """Slices of one kind that a service uses on GPUs that are cut in one way: indices of the three."""
+    """Slices of one kind that a service uses on GPUs with one partition: indices of partition, kind and service."""
 
     cut: int
     profile: int
@@ -38,7 +38,7 @@ def spread_slices(problem: JointProblem) -> tuple[SpreadSlices, ...]:
 
 
 def spread_rows(problem: JointProblem, spread: Sequence[SpreadSlices]) -> list[dict[int, float]]:
-    """Rows that are at least 0, by column: slice options first, then cuts, then ``spread``."""
+    """Rows that must be at least 0, by column: slice options first, then partitions, then ``spread``."""
     first = len(problem.slices)
     own = first + len(problem.cuts)
     slots: dict[tuple[int, int], dict[int, float]] = {}
@@ -59,7 +59,7 @@ def coloured(edges: Sequence[tuple[int, int]], colours: int) -> list[int]:
 
     Args:
         edges: Left and right vertex of each.
-        colours: How many; no vertex has more edges.
+        colours: Number of colours; no vertex has more edges.
     """
     at_left: dict[int, dict[int, int]] = defaultdict(dict)
     at_right: dict[int, dict[int, int]] = defaultdict(dict)

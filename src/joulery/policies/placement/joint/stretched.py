@@ -30,7 +30,7 @@ _SAME = 1e-9
 
 
 class _Layouts(NamedTuple):
-    """Layouts by what they are at any load.
+    """The layouts of a plan, independent of the load.
 
     Attributes:
         counts: How many GPUs of each machine and (service, variant, number of equal parts) of its instances.
@@ -51,11 +51,11 @@ def stretched(
     """A plan at the greatest load that its layouts serve.
 
     Args:
-        request: What is asked at load 1.
-        plan: A plan at a load; one with cut GPUs, or of services that stand for several, is returned as it is.
-        most: No higher load is tried.
+        request: The request at load 1.
+        plan: A plan at a load; one with partitioned GPUs, or of services that stand for several, is returned as it is.
+        most: Highest load that is tried.
         known: Limits of random requests found before, for other loads.
-        finest_ratio: How finely the greatest load is sought.
+        finest_ratio: Precision of the greatest load, as a ratio.
     """
     if any(one.slice for gpu in plan.gpus for one in gpu.instances) or any(each.names for each in request.services):
         return plan
@@ -79,13 +79,13 @@ def stretched(
 
 
 def _no_dearer(request: JointRequest, found: EnvelopePlan, plan: EnvelopePlan) -> bool:
-    """Whether a plan at a higher load takes no more at the first one's, and is within the cap."""
+    """Whether a plan at a higher load takes no more watts at the first plan's load, and is within the cap."""
     capped = request.power_cap_w is not None and found.power_w > request.power_cap_w
     return not capped and found.power_at_w(plan.load) <= plan.power_w * (1 + _SAME)
 
 
 def _narrowed(request: JointRequest, plan: EnvelopePlan, load: float) -> JointRequest:
-    """The request at a load, with the parts and batches of a plan alone."""
+    """The request at a load, with only the parts and batches of a plan."""
     used: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     rates = {each.workload.id: each.workload.rate_rps for each in request.services}
     for gpu in plan.gpus:
@@ -100,7 +100,7 @@ def _narrowed(request: JointRequest, plan: EnvelopePlan, load: float) -> JointRe
 
 
 def _layouts(problem: JointProblem, plan: EnvelopePlan) -> _Layouts | None:
-    """The layouts of a plan; None where one is no choice of the problem."""
+    """The layouts of a plan; None where one is not a choice of the problem."""
     patterns = patterns_of(problem, ProvisionPlan("joint", plan.gpus))
     if len(patterns) != len(plan.gpus):
         return None

@@ -1,4 +1,4 @@
-"""Comparison of running engines with those of a plan, as far as they report what they are."""
+"""Comparison of running engines with those of a plan, as far as the engines report their settings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 from joulery.domain.gpu.language_plan import PlannedEngine, ServedModel, vllm_command
 
 _PRECISIONS = frozenset({"bfloat16", "float16", "float32", "fp8"})
-"""Those that plans and engines call the same."""
+"""Precisions that plans and engines call by the same name."""
 
 
 class EngineCheck(NamedTuple):
-    """One engine against a plan.
+    """Comparison of one engine with a plan.
 
     Attributes:
-        name: The engine, as the site calls it.
-        differences: What is not as planned, one sentence each.
-        unread: What the engine does not say.
-        planned: What the plan has of its model; None where it has none.
+        name: Name of the engine in the site.
+        differences: Differences from the plan, one sentence each.
+        unread: Settings that the engine does not report.
+        planned: The plan's entry for its model; None where the plan has none.
     """
 
     name: str
@@ -28,11 +28,11 @@ class EngineCheck(NamedTuple):
 
 
 def check_engines(planned: Sequence[PlannedEngine], served: Mapping[str, ServedModel]) -> tuple[EngineCheck, ...]:
-    """Each engine against what is planned of its model; replicas that the site lacks are found by :func:`missing`.
+    """Compare each engine with the plan for its model; :func:`missing` finds the replicas that the site lacks.
 
     Args:
         planned: The plan's engines.
-        served: What each engine says, by its name in the site.
+        served: Report of each engine, by its name in the site.
     """
     return tuple(_check(name, planned, says) for name, says in served.items())
 
@@ -73,7 +73,7 @@ def _check(name: str, planned: Sequence[PlannedEngine], says: ServedModel) -> En
 
 
 def _differences(each: PlannedEngine, says: ServedModel) -> tuple[str, ...]:
-    """Differences from the plan; empty words for what is as planned, or is not known."""
+    """Differences from the plan; empty strings for settings that are as planned or unknown."""
     differs = says.precision and says.precision != each.precision and says.precision in _PRECISIONS
     return (
         f"spreads over {says.gpus} GPUs, planned {each.gpus}" if says.gpus not in (None, each.gpus) else "",

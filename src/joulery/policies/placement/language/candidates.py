@@ -1,4 +1,4 @@
-"""Rates that one replica of a variant on GPUs of a type can serve within the SLOs, by requests at once."""
+"""Rates that one replica of a variant on GPUs of a type can serve within the SLOs, by its limit of requests at once."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _STEPS = 28
 
 
 class ReplicaGroup(NamedTuple):
-    """A variant on so many GPUs of a type.
+    """A variant on a number of GPUs of one type.
 
     Attributes:
-        service, variant, gpu: What runs where.
+        service, variant, gpu: The service, its variant and the GPU type.
         gpus: GPUs of one replica.
     """
 
@@ -51,9 +51,9 @@ class ReplicaCandidate:
     """A replica with a limit of requests at once, and the greatest rate it serves within the SLOs.
 
     Attributes:
-        group: What runs where.
-        curve: What it is predicted to do.
-        careful: The same, slower by the margin: SLOs are checked on it.
+        group: Variant, GPU type and number of GPUs.
+        curve: Its predicted times and power.
+        careful: The same curve, slower by the margins: SLOs are checked on it.
         margins: Margin of token times, and of the time between tokens.
         rate_rps: Greatest rate within the SLOs.
         basis, error_ratio: Basis and error of its joules a token at that load.
@@ -93,18 +93,18 @@ class ReplicaCandidate:
         return watts if rules.objective == "energy" else watts / 1e3 * rules.pue * (rules.g_per_kwh or 0.0)
 
     def parts(self, rate_rps: float) -> tuple[SloPart, ...]:
-        """The SLOs with what is predicted at a rate, the margin included."""
+        """The SLOs with their predictions at a rate, margins included."""
         state = steady_state(self.careful, rate_rps)
         assert state is not None
         return slo_parts(self.group.service, self.careful, state, self.margins)
 
 
 class RefusedGroup(NamedTuple):
-    """A group that serves nothing, and the reason.
+    """A group without a candidate, and the reason.
 
     Attributes:
-        group: What would run where.
-        reason: Why not, in words.
+        group: Variant, GPU type and number of GPUs.
+        reason: The reason, as text.
         part: The SLO that one request alone breaks; None where the memory is too small.
     """
 
@@ -116,7 +116,7 @@ class RefusedGroup(NamedTuple):
 def slo_parts(
     service: LanguageService, curve: ReplicaCurve, state: SteadyLoad, margins: tuple[float, float]
 ) -> tuple[SloPart, ...]:
-    """Every SLO of a service with what is predicted."""
+    """Every SLO of a service with its prediction."""
     parts = []
     if service.ttft is not None:
         quantile = service.ttft.quantile_ratio

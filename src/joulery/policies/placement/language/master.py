@@ -20,7 +20,7 @@ from joulery.policies.placement.master import SolveStatus, add_row, make_whole, 
 _GRID = 16
 _SECONDS = 10.0
 _TIE = 1e-8
-"""Dollars a watt, and a dollar an hour in watts or grams: what decides between equal plans."""
+"""Dollars an hour for each watt, small enough to decide only between plans of equal cost."""
 
 
 class ReplicaLine(NamedTuple):
@@ -28,7 +28,7 @@ class ReplicaLine(NamedTuple):
 
     Attributes:
         candidate: The replica.
-        fixed: Objective of a replica that stands.
+        fixed: Value of the line for a replica without requests.
         slope: Objective a request a second.
     """
 
@@ -43,7 +43,7 @@ class ReplicaShare:
 
     Attributes:
         candidate: The replica.
-        count: How many.
+        count: Number of replicas.
         rate_rps: Requests a second of all of them.
     """
 
@@ -56,9 +56,9 @@ class SolvedShares(NamedTuple):
     """The optimum of the program.
 
     Attributes:
-        shares: What it chose; empty where it found nothing.
+        shares: The chosen candidates; empty where the solver found none.
         bound: Lower bound on the objective.
-        infeasible: Whether it is proven that nothing serves everything.
+        infeasible: Whether it is proven that no plan serves all requests.
     """
 
     shares: tuple[ReplicaShare, ...]
@@ -77,7 +77,7 @@ def line_below(candidate: ReplicaCandidate, rules: LanguageRules) -> ReplicaLine
 
 
 def undominated(lines: Sequence[ReplicaLine]) -> list[ReplicaLine]:
-    """Lines without those that one of the same service, GPU type and GPUs replaces: no dearer, and serving no less."""
+    """Lines without dominated ones: another of the same service, GPU type and GPUs costs no more and serves no less."""
     kept: list[ReplicaLine] = []
     for line in sorted(lines, key=lambda each: (-each.candidate.rate_rps, each.fixed, each.slope)):
         group = line.candidate.group
@@ -100,7 +100,7 @@ def solve_replicas(
     Args:
         lines: Candidates of every service, with their lines.
         rates_rps: Requests a second by service.
-        available: GPUs there are, by type; types without a limit are not in it.
+        available: GPUs there are, by type, without the types that have no limit.
         rules: The objective, for ties.
     """
     cost = rules.objective == "cost"
@@ -124,7 +124,7 @@ def solve_replicas(
 def pool_prices(
     lines: Sequence[ReplicaLine], rates_rps: Mapping[str, float], available: Mapping[str, int]
 ) -> dict[str, float]:
-    """Saving of one more GPU of each type where fractions of replicas could be had; from 0.
+    """Saving of one more GPU of each type if fractions of replicas were allowed; 0 or more.
 
     Args:
         lines, rates_rps, available: As for :func:`solve_replicas`.
@@ -160,6 +160,6 @@ def _program(
 
 
 def _column(model: object, cost: float, low: float) -> None:
-    """A variable without rows yet."""
+    """Add a variable that is not in any row yet."""
     empty = (np.empty(0, np.int32), np.empty(0, np.float64))
     model.addCol(cost, low, model.inf, 0, *empty)  # type: ignore[attr-defined]

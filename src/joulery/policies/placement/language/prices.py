@@ -1,7 +1,7 @@
 """Prices of requests, GPUs, milliseconds and quality in a plan for language models: the duals, and their proof.
 
 At given prices of GPUs a request a second is worth the least that any candidate serves it for: its slope, and its fixed
-part spread over its greatest rate. So any prices of GPUs prove a bound, and those of the relaxation the best.
+part spread over its greatest rate. So any prices of GPUs prove a bound, and those of the relaxation prove the best one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def price_proof(
         services: What is served.
         available: GPUs there are, by type.
         rules: The objective.
-        barred: Candidates of variants below the quality that their service asks for.
+        barred: Candidates of variants below the quality that their service requires.
     """
     rates = {each.name: each.rate_rps for each in services}
     pools = pool_prices(lines, rates, available)
@@ -69,7 +69,7 @@ def _price(line: ReplicaLine, pools: Mapping[str, float]) -> float:
 def _looser_slos(
     service: LanguageService, lines: Sequence[ReplicaLine], pools: Mapping[str, float], rules: LanguageRules
 ) -> list[LooserLimit]:
-    """Savings of a tenth more time, for each SLO that costs anything."""
+    """Savings of a limit that is a tenth looser, for each SLO where that saves anything."""
     nearest = sorted(lines, key=lambda each: _price(each, pools))[:_NEAREST]
     now = _price(nearest[0], pools)
     found = []
@@ -106,7 +106,7 @@ def _looser_quality(
     pools: Mapping[str, float],
     rules: LanguageRules,
 ) -> list[LooserLimit]:
-    """Savings of variants of less quality, each better than those of more; the best quality first."""
+    """Savings of variants of lower quality, best quality first; each saves more than those before it."""
     found: list[LooserLimit] = []
     mine = [each for each in barred if each.group.service.name == service.name]
     least = now * (1 - _WORTH_SAYING)

@@ -28,8 +28,8 @@ class ServedReplicas:
     """Equal replicas of a candidate.
 
     Attributes:
-        candidate: What each is.
-        count: How many.
+        candidate: Candidate of each replica.
+        count: Number of replicas.
         rate_rps: Requests a second of each.
     """
 
@@ -47,7 +47,7 @@ Judge = Callable[[ServedReplicas], tuple[tuple[str, float], ...]]
 
 
 class _Searched(NamedTuple):
-    """A service with what may answer it, and what its quality alone keeps from answering."""
+    """A service with its eligible variants and candidates, and the candidates barred by their quality alone."""
 
     service: LanguageService
     eligible: tuple[object, ...]
@@ -65,18 +65,18 @@ def plan_language(
     notes: tuple[str, ...] = (),
     judge: Judge | None = None,
 ) -> LanguagePlan:
-    """The plan of least objective found, and a bound on any.
+    """The plan of least objective that was found, with a lower bound on any plan.
 
     Args:
-        services, gpus: What to provide for, and with what.
-        predictor: What replicas do.
-        rules: What to make least, and what to keep.
-        source, notes: What the plan says of itself.
-        judge: Simulates a replica at its rate: what it gives for each SLO by name, s.
+        services, gpus: The services to plan for, and the GPU types to plan with.
+        predictor: Predicts times and power of replicas.
+        rules: The objective and the rules of planning.
+        source, notes: Source and notes to put into the plan.
+        judge: Simulates a replica at its rate and returns the time for each SLO by name, s.
 
     Raises:
         ConfigError: The objective is carbon and there is no intensity.
-        InfeasibleError: No candidate of a service keeps its SLOs, or the GPUs there are do not suffice.
+        InfeasibleError: No candidate of a service keeps its SLOs, or there are too few GPUs.
     """
     if rules.objective == "carbon" and rules.g_per_kwh is None:
         raise ConfigError(
@@ -119,7 +119,7 @@ def plan_language(
 
 
 def _there(replicas: Sequence[ServedReplicas], available: Mapping[str, int]) -> bool:
-    """Whether there are as many GPUs as some replicas need."""
+    """Whether there are enough GPUs for some replicas."""
     needed: Counter[str] = Counter()
     for each in replicas:
         needed[each.candidate.group.gpu.name] += each.count * each.candidate.group.gpus
@@ -127,8 +127,8 @@ def _there(replicas: Sequence[ServedReplicas], available: Mapping[str, int]) -> 
 
 
 def _shared_out(shares: Sequence[ReplicaShare], rules: LanguageRules) -> list[ServedReplicas]:
-    """The replicas of the program with their rates. Dollars do not depend on rates: each then gets the same share of
-    its greatest one, so that none stands at its limit before the others."""
+    """The replicas of the program's solution with their rates. Dollars do not depend on rates: each replica then gets
+    the same share of its greatest rate, so that none reaches its limit before the others."""
     found = []
     for share in shares:
         rate = share.rate_rps / share.count
@@ -146,7 +146,7 @@ def _search(
     """Every candidate of a service.
 
     Raises:
-        InfeasibleError: There is none.
+        InfeasibleError: There is no candidate.
     """
     eligible = tuple(
         variant for variant in service.variants if (variant.quality_ratio or 0.0) >= service.minimum_quality_ratio
@@ -201,7 +201,7 @@ def _cheapest(options: Sequence[ServedReplicas], rules: LanguageRules) -> Served
 
 
 def _too_few(searched: Sequence[_Searched], available: dict[str, int], rules: LanguageRules) -> InfeasibleError:
-    """The GPUs there are do not suffice: which type binds, and what would do."""
+    """The error raised when there are too few GPUs: the type that binds, and the numbers that would suffice."""
     needed: Counter[str] = Counter()
     for each in searched:
         best = _cheapest(_alike(each, rules), rules)
@@ -216,7 +216,7 @@ def _too_few(searched: Sequence[_Searched], available: dict[str, int], rules: La
 
 
 def _alternatives(searched: _Searched, rules: LanguageRules) -> list[LanguageAlternative]:
-    """The best of each variant on each GPU type alone, and why others serve nothing."""
+    """The best plan of each variant on each GPU type alone, or the reason where there is none."""
     kinds: dict[tuple[str, str, str], list[ServedReplicas]] = {}
     for option in _alike(searched, rules):
         group = option.candidate.group
@@ -263,7 +263,7 @@ def _replicas(part: ServedReplicas, simulated_s: tuple[tuple[str, float], ...] =
 
 
 def _infeasible(service: LanguageService, refused: Sequence[RefusedGroup]) -> InfeasibleError:
-    """The error that names the binding SLO, and what comes nearest."""
+    """The error that names the binding limit and the nearest candidate."""
     if not refused:
         return InfeasibleError(
             f"{service.name}: no GPU type has as many GPUs as a replica needs",

@@ -14,9 +14,9 @@ class LanguageVariant(NamedTuple):
 
     Attributes:
         model, precision: Id of the model, and the precision of its weights.
-        facts: What is known of the model.
+        facts: Known facts of the model.
         quality_ratio: The user's quality score; None where none is stated.
-        gpus: GPUs a replica may have.
+        gpus: Numbers of GPUs that a replica may have.
     """
 
     model: str
@@ -27,7 +27,7 @@ class LanguageVariant(NamedTuple):
 
 
 class LanguageService(NamedTuple):
-    """Requests to provide for.
+    """A service to plan for.
 
     Attributes:
         name: Its name.
@@ -36,7 +36,7 @@ class LanguageService(NamedTuple):
         ttft, itl: SLOs of the time to first token and between tokens; None for no bound.
         answer_s: Bound on the mean time of a whole answer, s; None for none.
         minimum_quality_ratio: Quality that each variant has to have.
-        variants: What may answer.
+        variants: The variants that may answer.
         task: Kind of requests in the measured runs; empty for any.
     """
 
@@ -56,11 +56,11 @@ class LanguageGpu(NamedTuple):
     """A GPU type of the fleet.
 
     Attributes:
-        name: As the fleet calls it.
-        facts: What is known of it.
+        name: Its name in the fleet.
+        facts: Known facts of the type.
         usd_per_hour: Price of one.
         host_w: Host power charged to one, W.
-        idle_w: Power of one without requests, W; None for that with one request, as the fleet names none.
+        idle_w: Power of one without requests, W; None to use the power with one request.
         available: How many there are; None for any number.
     """
 

@@ -1,1 +1,1 @@
-"""Models cut into stages and placed by clock sensitivity (μ-Serve, AlpaServe)."""
+"""Plans that split models into stages and place the stages by clock sensitivity (μ-Serve, AlpaServe)."""

@@ -1,4 +1,4 @@
-"""Placement of partitions on devices by clock sensitivity, so that what shares a device can share a clock.
+"""Placement of partitions on devices by clock sensitivity, so that partitions on one device can share a clock.
 
 ``place_partitions`` is the greedy of μ-Serve (ATC'24, section 3.2, Alg. 2) with its slips fixed: bins exist from the
 start, the best score starts at minus infinity, distinct devices are counted, a partition that fits nowhere is an
@@ -16,7 +16,7 @@ from joulery.domain.arrays import BoolArray, FloatArray
 from joulery.domain.errors import ConfigError, InfeasibleError
 
 _ROUNDING = 1e-12
-"""Part of a device's memory by which sums of what it holds may be off: a device may be full to the last byte."""
+"""Rounding error allowed in the used memory, relative to a device's memory: a device may be full to the last byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +159,12 @@ def improve_placement(
     *,
     max_rounds: int = 1000,
 ) -> dict[Hashable, int]:
-    """Moves and swaps from a feasible placement, best first, until none lowers the scatter.
+    """Improve a feasible placement by moves and swaps, best first, until none lowers the scatter.
 
-    Never worse than what it starts from, and feasible whenever that is.
+    The result is never worse than the given placement, and feasible whenever that is.
 
     Args:
-        partitions: What was placed.
+        partitions: The placed partitions.
         assignment: Device of each partition key; must respect ``limits``.
         limits: Memory and devices a model.
         max_rounds: Changes at most.

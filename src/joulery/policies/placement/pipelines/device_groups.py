@@ -12,11 +12,11 @@ MAX_SHARDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Shape in which every model of a group runs: so many stages, each on so many devices.
+    """Shape in which every model of a group runs: the number of stages, and of devices for each stage.
 
     Attributes:
         stages: Pipeline stages.
-        shards: Devices a stage is cut among.
+        shards: Devices that share a stage.
     """
 
     stages: int
@@ -34,10 +34,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A cut of the fleet into groups.
+    """A division of the fleet into groups.
 
     Attributes:
-        shapes: Of each group, the regular ones first.
+        shapes: Shape of each group, regular groups first.
     """
 
     shapes: tuple[Shape, ...]
@@ -55,13 +55,13 @@ class Grouping:
 
 
 def groupings(devices: int, max_stages: int = MAX_STAGES, max_shards: int = MAX_SHARDS) -> tuple[Grouping, ...]:
-    """Every grouping with equal regular groups; what is left over goes into powers of two without shards.
+    """Every grouping with equal regular groups; leftover devices form groups of a power of two without shards.
 
     Sizes are 1, 2, 4, 8 and multiples of 8.
 
     Args:
-        devices: How many there are, >= 1.
-        max_stages, max_shards: Largest pipeline and largest cut of a stage.
+        devices: Number of devices, >= 1.
+        max_stages, max_shards: Most stages of a pipeline, and most devices that share a stage.
 
     Raises:
         ConfigError: There is no device.

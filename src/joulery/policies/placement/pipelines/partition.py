@@ -1,7 +1,7 @@
 """A model as clusters of operators, and as stages and shards for each shape of a group (μ-Serve, ATC'24, section 3).
 
-Operators of like clock sensitivity are grouped in model order (Alg. 1). Consecutive units are cut into stages so that
-the slowest is as fast as can be (AlpaServe, section 4.1).
+Operators of like clock sensitivity are grouped in model order (Alg. 1). Consecutive units are split into stages so that
+the slowest stage is as fast as possible (AlpaServe, section 4.1).
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def segment_operators(scores: Sequence[float], weights: Sequence[float], cut_cos
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A cut.
+    """A split of units into stages.
 
     Attributes:
         bounds: First unit of each stage, and the number of units at the end.
-        latency_s: Time of each stage, what it receives included.
+        latency_s: Time of each stage, including the transfer of its input.
     """
 
     bounds: tuple[int, ...]
@@ -109,7 +109,7 @@ class Stages:
 
 
 def split_stages(latency_s: Sequence[float], stages: int, transfer_s: Sequence[float] = ()) -> Stages:
-    """The cut of units into non-empty stages whose slowest is fastest.
+    """The split of units into non-empty stages that minimises the time of the slowest stage.
 
     ``F(s, k) = min_i max(F(s-1, i), receive(i) + lat(i..k))``, exactly, in O(stages · units²).
 
@@ -156,7 +156,7 @@ def split_stages(latency_s: Sequence[float], stages: int, transfer_s: Sequence[f
 
 
 _UNITS = 64
-"""No unit of the stages takes more than one in so many of the time of a model, but a single operator."""
+"""A unit of several operators takes at most one part in this many of a model's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Stage:
 
     Attributes:
         first, last: Its operators, by position among the merged ones; both inclusive.
-        latency_s: Time of one pass at the highest clock, what it receives included.
+        latency_s: Time of one pass at the highest clock, including the transfer of its input.
         score: Sensitivity to the clock, weighted by time.
         memory_bytes: Weights and activations on each of its devices.
     """
@@ -179,12 +179,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRules:
-    """Rules for cutting models.
+    """Rules for splitting models.
 
     Attributes:
         threshold: Distance from a cluster's mean score at which Alg. 1 begins a new one.
-        segmentation: Cut clusters by exact segmentation instead of Alg. 1: in-cluster variance weighted by time, and
-            the transfers that a cut would cost.
+        segmentation: Form clusters by exact segmentation instead of Alg. 1: in-cluster variance weighted by time, and
+            the transfers that a boundary would cost.
         link: What connects the devices.
         launch_s: Least time of one call.
     """
@@ -197,13 +197,13 @@ class PartitionRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutModel:
-    """A model ready to be cut.
+    """A model ready to be split into stages.
 
     Attributes:
         profile: Its clock profile.
-        operators: Its operators, the phases of one put together.
+        operators: Its operators, with the phases of each merged.
         clusters: First operator of each cluster, ascending from 0.
-        rules: How it is cut.
+        rules: Rules for splitting it.
     """
 
     profile: ClockProfile
@@ -214,7 +214,7 @@ class CutModel:
     def stages(self, shape: Shape) -> tuple[Stage, ...] | None:
         """The stages for a shape; None where there are fewer units than stages.
 
-        A unit is a cluster; one that takes long is several.
+        A unit is a cluster, or a part of a long one.
         """
         launch_s = self.rules.launch_s * self.profile.calibration_ratio
         cut = shard(self.operators, shape.shards, launch_s, self.rules.link)
@@ -267,11 +267,11 @@ class CutModel:
 
 
 def cut_model(profile: ClockProfile, rules: PartitionRules) -> CutModel:
-    """Put the phases of a model together and cluster its operators.
+    """Merge the phases of a model and cluster its operators.
 
     Args:
         profile: Its clock profile.
-        rules: How models are cut.
+        rules: Rules for splitting models.
     """
     operators = merged_phases(profile.operators)
     scores = [operator.score for operator in operators]

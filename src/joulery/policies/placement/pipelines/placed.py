@@ -1,4 +1,4 @@
-"""Replicas on devices: as a search leaves them, as Alg. 2 places them by sensitivity, improved by moves and swaps."""
+"""Replicas on devices: as a search found them, as Alg. 2 places them by sensitivity, or improved by moves and swaps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class PlacedStages:
     """Replicas on devices. A device is a slot of a group: one GPU, or the few that share a stage's operators.
 
     Attributes:
-        grouping: How the fleet is cut.
-        replicas: Where every copy of a model runs.
-        parts: Its stages.
+        grouping: The division of the fleet into groups.
+        replicas: Every copy of a model, with its devices.
+        parts: Stages of each replica.
         shards: GPUs of each device.
     """
 
@@ -60,7 +60,7 @@ class PlacedStages:
         return cls(hosting.grouping, tuple(replicas), tuple(parts), tuple(shards))
 
     def fleet(self, task: Task) -> Fleet:
-        """The devices, and their power at each clock: the mean over the models, which differ where it was measured."""
+        """The devices, and their power at each clock: the mean over the models, whose measured power may differ."""
         profiles = [cut.profile for cut in task.cuts]
         busy_w = np.mean([profile.power_w for profile in profiles], axis=0)
         idle_w = np.mean([profile.idle_w for profile in profiles], axis=0)

@@ -1,9 +1,9 @@
 """``plan --preset muserve``: clusters, stages and shards, groups, placement by sensitivity, and a clock for each GPU.
 
-AlpaServe's search decides which group of devices runs which model and how it is cut; Alg. 2 then puts the stages on
-devices so that what shares a device can share a clock, within memory, and no replica on more devices than allowed. What
-it proposes is simulated: it is taken if every service is within its SLO as well as without it. ``best`` cuts clusters
-by exact segmentation, improves placements by moves and swaps, and takes the groups and the placement of least power.
+AlpaServe's search assigns models to groups of devices and splits them into stages. Alg. 2 then places the stages so
+that stages on one device can share a clock, within the memory and the devices allowed to a replica. Its placement is
+simulated, and taken if it meets every SLO that the search's own placement meets. ``best`` forms clusters by exact
+segmentation, improves placements by moves and swaps, and takes the groups and the placement of least power.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from joulery.policies.placement.pipelines.static_clocks import Judge
 from joulery.policies.placement.pipelines.task import Cuts, DeviceType, PipelineRules, Task, arrivals
 
 _GROUPINGS_JUDGED = 4
-"""``best`` judges the power of so many groupings: those with the best score."""
+"""Number of groupings whose power ``best`` compares: those with the best score."""
 
 
 def plan_pipelines(
@@ -44,7 +44,7 @@ def plan_pipelines(
         workloads: The services.
         profiles: Clock profile of each model, all of one device type.
         device: The GPUs.
-        rules: What to keep and what may be chosen.
+        rules: Constraints and choices of the plan.
 
     Raises:
         ConfigError: No services, no such policy, or a model without clock scores.
@@ -154,10 +154,10 @@ def _table(task: Task, shape: Shape) -> tuple[ShapeTable, Cuts]:
 
 
 def _check(task: Task, tables: Mapping[Shape, tuple[ShapeTable, Cuts]]) -> None:
-    """Refuse what cannot be: a model that fits nowhere, or is late even alone at the highest clock.
+    """Check that every model fits somewhere, and is in time when it runs alone at the highest clock.
 
     Raises:
-        InfeasibleError: Which service, and whether memory, devices or time binds.
+        InfeasibleError: One does not; the error names the service, and whether memory, devices or time binds.
     """
     for at, workload in enumerate(task.workloads):
         runs = [

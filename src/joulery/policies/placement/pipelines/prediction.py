@@ -1,4 +1,4 @@
-"""A placement and its clocks as a plan: what each GPU runs and draws, what each service gets, SLO violations."""
+"""Conversion of a placement and its clocks into a plan: parts and power of each GPU, services, SLO violations."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def predicted(
     simulated_requests: int,
     why: str,
 ) -> PipelinePlan:
-    """The plan, with what it is predicted to give.
+    """The plan, with its predicted power, SLO attainment and SLO violations.
 
     Args:
-        task: What was to be planned.
-        judge: What judged it.
+        task: The planning task.
+        judge: Judge of the placement and its clocks.
         placed: The placement.
         clocks: Index of the clock of each device, int64[devices].
-        outcome: What became of the requests at these clocks.
+        outcome: Outcome of the requests at these clocks.
         policy: Name of the preset.
         simulated_requests: Requests simulated in the search.
-        why: Which placement was taken, and why.
+        why: Name of the placement that was taken, and the reason.
     """
     attained = judge.attainment(outcome)[0]
     services = tuple(_service(task, placed, clocks, at, float(attained[at])) for at in range(len(task.workloads)))
@@ -118,7 +118,7 @@ def _gpus(
 
 
 def _ceiling_mhz(task: Task, placed: PlacedStages, fleet: Fleet, device: int, planned: int) -> float:
-    """The lowest clock at which everything here is nearly as fast as it gets; never below the planned one."""
+    """The lowest clock at which every stage on a device is nearly at its fastest; never below the planned one."""
     highest = planned
     for each in placed.replicas:
         for stage, where in enumerate(each.devices):
@@ -129,7 +129,7 @@ def _ceiling_mhz(task: Task, placed: PlacedStages, fleet: Fleet, device: int, pl
 
 
 def _floor_mhz(task: Task, placed: PlacedStages, fleet: Fleet, device: int) -> float:
-    """The lowest clock at which each hosted model is in time with a request that need not wait."""
+    """The lowest clock at which each hosted model answers a request that does not wait within its SLO."""
     lowest = 0
     for each in placed.replicas:
         if device in each.devices:

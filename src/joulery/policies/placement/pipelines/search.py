@@ -1,7 +1,8 @@
 """Placement of models on groups: simulator-guided greedy and beam search (AlpaServe, OSDI'23, section 4.2, Alg. 1, 2).
 
-Greedy: simulate; give the model with most unserved requests to the group that serves least and has the memory; again.
-Beam: try every addition, keep the best few. The score is the share answered in time, then a low latency, then replicas.
+The greedy simulates, adds the model with most unserved requests to the group that serves least and has the memory, and
+repeats. The beam tries every addition and keeps the best few. The score is the share of requests answered in time, then
+a low latency, then replicas.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Hosting:
 
     Attributes:
         grouping: The groups.
-        hosts: bool[groups, models].
+        hosts: Whether each group hosts each model, bool[groups, models].
     """
 
     grouping: Grouping
@@ -94,10 +95,10 @@ class PlacementSearch:
     """A search over placements.
 
     Attributes:
-        tables: How models run, by shape.
+        tables: Time and memory of the models, by shape.
         workload: The requests to serve.
         memory_bytes: Memory of a device for models.
-        overheads: What the recursion adds.
+        overheads: Overheads of the recursion on top of the stages.
     """
 
     tables: Mapping[Shape, ShapeTable]
@@ -119,7 +120,7 @@ class PlacementSearch:
         """Placements on some groupings, best score first: greedy for each, then a beam on the best one if asked.
 
         Args:
-            groupings: Ways to cut the fleet.
+            groupings: Divisions of the fleet into groups.
             beam: Width of the beam; 0 for none.
 
         Raises:
@@ -152,7 +153,7 @@ class PlacementSearch:
             hosting = following
 
     def beam(self, grouping: Grouping, width: int) -> FoundPipelines:
-        """Every addition tried at each step, the best ``width`` placements kept; groups alike are tried once."""
+        """Beam search on one grouping: keeps the best ``width`` additions of each step; tries equal groups once."""
         front = [self.empty(grouping)]
         best = FoundPipelines(front[0], -1.0, 0.0, 0)
         simulated = 0
@@ -173,12 +174,12 @@ class PlacementSearch:
         return replace(best, simulated_requests=simulated)
 
     def evaluate(self, hosting: Hosting) -> tuple[FoundPipelines, PipelineOutcome]:
-        """One placement, exactly."""
+        """Simulate one placement exactly."""
         found, outcome = self._judge([hosting], passes=None)
         return found[0], outcome
 
     def empty(self, grouping: Grouping) -> Hosting:
-        """No device hosts anything."""
+        """The placement in which no group hosts a model."""
         return Hosting(grouping, np.zeros((len(grouping.shapes), self.models), bool))
 
     def fits(self, hosting: Hosting, group: int, model: int) -> bool:
@@ -260,7 +261,7 @@ def _added(hosting: Hosting, group: int, model: int) -> Hosting:
 
 
 def _alike(hosting: Hosting) -> bytes:
-    """The same for placements that differ only in which of several equal groups hosts what."""
+    """A key that is equal for placements that differ only in the order of equal groups."""
     shapes = hosting.grouping.shapes
     rows = sorted((shape.stages, shape.shards, row.tobytes()) for shape, row in zip(shapes, hosting.hosts, strict=True))
     return b"".join(row for _, _, row in rows)

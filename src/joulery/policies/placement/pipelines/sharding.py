@@ -1,7 +1,7 @@
-"""Operators cut among the devices of one stage: the cheapest layouts (AlpaServe, section 4.1).
+"""Operators sharded among the devices of one stage: the cheapest layouts (AlpaServe, section 4.1).
 
-Each operator chooses one way to be cut; what it costs is its own time, the collective it ends with, and turning
-the layout its producer leaves into the one it needs. For inference there are no gradients and no weight updates.
+Each operator has one of several shardings. Its cost is its own time, the collective it ends with, and the conversion
+of its producer's layout into the one it needs. For inference there are no gradients and no weight updates.
 ``minimise sum_v c_v · s_v + sum_vu s_v' R_vu s_u`` with one-hot ``s``: an integer programme for a graph, a shortest
 path for a chain, so that dynamic programming finds the optimum.
 """
@@ -51,25 +51,25 @@ class Link:
             raise ConfigError("a link needs a bandwidth above 0", got=f"{self.bandwidth} B/s, {self.hop_s} s")
 
     def send_s(self, size_bytes: float) -> float:
-        """Time to hand something to the next device."""
+        """Time to send data to the next device."""
         return self.hop_s + size_bytes / self.bandwidth
 
     def gather_s(self, size_bytes: float, devices: int) -> float:
-        """Time until every device has the whole of something that lies in pieces."""
+        """Time of an all-gather: until every device has the whole of a sharded tensor."""
         return self.hop_s + size_bytes * (devices - 1) / devices / self.bandwidth
 
     def reduce_s(self, size_bytes: float, devices: int) -> float:
-        """Time until every device has the sum."""
+        """Time of an all-reduce: until every device has the sum."""
         return self.hop_s + 2.0 * size_bytes * (devices - 1) / devices / self.bandwidth
 
     def exchange_s(self, size_bytes: float, devices: int) -> float:
-        """Time to turn pieces along one axis into pieces along another."""
+        """Time of an all-to-all exchange: from shards along one axis to shards along another."""
         return self.hop_s + size_bytes * (devices - 1) / devices**2 / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to cut an operator.
+    """One way to shard an operator.
 
     Attributes:
         needs, leaves: Layout of its input and of its output.
@@ -85,11 +85,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A cut of every operator.
+    """The sharding of every operator.
 
     Attributes:
-        choices: One an operator.
-        time_s: Time of each operator, turning its input included.
+        choices: The choice of each operator.
+        time_s: Time of each operator, including the conversion of its input.
     """
 
     choices: tuple[Choice, ...]
@@ -97,21 +97,21 @@ class Sharding:
 
     @property
     def total_s(self) -> float:
-        """Time of all of them."""
+        """Time of all operators."""
         return float(sum(self.time_s))
 
 
 def choices_of(
     operator: ScoredOperator, devices: int, launch_s: float, link: Link, batch: int = 1
 ) -> tuple[Choice, ...]:
-    """The ways an operator can be cut among some devices; left whole first.
+    """The ways an operator can be sharded among some devices; unsharded first.
 
     Args:
-        operator: With its time on one device.
-        devices: How many, >= 1.
+        operator: The operator, with its time on one device.
+        devices: Number of devices, >= 1.
         launch_s: Least time of one call.
-        link: What connects them.
-        batch: Requests in one pass; fewer than devices cannot be dealt out to them.
+        link: Connection between the devices.
+        batch: Requests in one pass; fewer than devices are not split among them.
     """
     cost, whole_s = operator.cost, operator.time_s
     whole = Choice(Cut.WHOLE, Cut.WHOLE, whole_s)
@@ -132,7 +132,7 @@ def choices_of(
 
 
 def turning_s(leaves: Cut, needs: Cut, size_bytes: float, devices: int, link: Link) -> float:
-    """Time to turn a tensor from one layout into another."""
+    """Time to convert a tensor from one layout into another."""
     if leaves is needs or leaves is Cut.WHOLE:
         return 0.0
     if needs is Cut.WHOLE:
@@ -141,12 +141,12 @@ def turning_s(leaves: Cut, needs: Cut, size_bytes: float, devices: int, link: Li
 
 
 def shard(operators: Sequence[ScoredOperator], devices: int, launch_s: float, link: Link, batch: int = 1) -> Sharding:
-    """Cut operators among the devices of a stage. Layers begin and end whole; equal layers are solved once.
+    """Shard operators among the devices of a stage. Layers begin and end whole; equal layers are solved once.
 
     Operators are taken as a chain, in the order of the graph.
 
     Args:
-        operators: In topological order.
+        operators: The operators, in topological order.
         devices: Devices of the stage.
         launch_s: Least time of one call.
         link: What connects the devices.
@@ -177,7 +177,7 @@ def solve(
     """The cheapest choice for each operator of a chain that begins and ends whole.
 
     Args:
-        options: What each operator may choose, at least one each.
+        options: Choices of each operator, at least one each.
         operators: The operators.
         devices: Devices of the stage.
         link: What connects them.
@@ -223,7 +223,7 @@ def _cheapest(options: Sequence[Sequence[Choice]], turn: Sequence[FloatArray]) -
 
 
 def _blocks(operators: Sequence[ScoredOperator]) -> list[list[ScoredOperator]]:
-    """Runs of operators that share the first part of their name (a layer), cut where they get long."""
+    """Runs of operators that share the first part of their name (a layer), split where they get long."""
     blocks: list[list[ScoredOperator]] = []
     last = None
     for operator in operators:

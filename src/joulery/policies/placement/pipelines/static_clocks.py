@@ -19,10 +19,10 @@ from joulery.perf.queues.pipeline_queue import (
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One copy of a model somewhere.
+    """One copy of a model on some devices.
 
     Attributes:
-        model: Which service.
+        model: Index of the service.
         devices: Device of each stage.
         stage_s: Time of each stage at the highest clock.
         slowdown: Time of each stage at each clock relative to that, float64[stages, clocks].
@@ -36,10 +36,10 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """Devices alike.
+    """A fleet of devices of one type.
 
     Attributes:
-        devices: How many.
+        devices: Number of devices.
         clocks_mhz: Supported clocks, ascending, float64[clocks].
         busy_w, idle_w: Board power at each, float64[clocks].
         boards: Boards of each device (shards), int64[devices].
@@ -64,7 +64,7 @@ class Judge:
     Attributes:
         fleet: The devices.
         workload: The requests.
-        aimed: Share of each service's requests to have in time, float64[models].
+        aimed: Target share of each service's requests in time, float64[models].
         request_s: Time outside the devices.
     """
 
@@ -101,12 +101,12 @@ class Judge:
         return Routes(stage_s, np.broadcast_to(device, stage_s.shape), self.fleet.devices)
 
     def attainment(self, outcome: PipelineOutcome) -> FloatArray:
-        """Share of each service's requests in time, float64[candidates, models]; 1 where none came."""
+        """Share of each service's requests in time, float64[candidates, models]; 1 where it had none."""
         asked, answered = goodput_by_model(self.workload, outcome)
         return np.divide(answered, asked, out=np.ones_like(answered), where=asked > 0)
 
     def busy_s(self, replicas: Sequence[Replica], clocks: IntArray, outcome: PipelineOutcome) -> FloatArray:
-        """Time each device works, float64[candidates, devices]."""
+        """Time each device is busy, float64[candidates, devices]."""
         routes = self.routes(replicas, clocks)
         busy = np.zeros((len(clocks), self.fleet.devices))
         models, most = routes.device.shape[1:3]

@@ -1,4 +1,4 @@
-"""A pipeline planning task: services whose models can be cut, the GPUs, the rules."""
+"""A pipeline planning task: services whose models can be split into stages, the GPUs, the rules."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class DeviceType:
     """The GPUs of a fleet.
 
     Attributes:
-        name: What they are called in plans.
-        count: How many.
+        name: Their name in plans.
+        count: Number of GPUs.
         usd_per_hour: Price of one.
         memory_bytes: Memory of one for models: the board's, less what a runtime and activations take.
     """
@@ -40,15 +40,15 @@ class PipelineRules:
     """Constraints and choices of a plan.
 
     Attributes:
-        partition: How models are cut.
+        partition: Rules for splitting models.
         devices_per_model: Most devices one replica may use (the paper's CT).
-        overheads: What pipelines and requests cost on top.
-        guard_ratio: Share of the late requests allowed by an SLO that a plan keeps in reserve, against workloads that
-            are not the one it is judged on.
-        ceiling_loss_ratio: How much faster the highest clock may be than the ceiling of a GPU: a clock above that costs
-            power and gives nothing.
+        overheads: Overheads of pipelines and requests.
+        guard_ratio: Share of the late requests allowed by an SLO that a plan keeps in reserve, for workloads other
+            than the simulated one.
+        ceiling_loss_ratio: Relative slowdown allowed at the ceiling clock of a GPU against the highest clock: clocks
+            above the ceiling cost power for no more gain than that.
         requests: Length of the simulated workload.
-        seed: Of its arrivals.
+        seed: Seed of its arrivals.
         beam: Width of the beam that follows the greedy; 0 for none.
     """
 
@@ -75,9 +75,9 @@ class Task:
 
     Attributes:
         workloads: The services.
-        cuts: The model of each, ready to be cut.
+        cuts: The model of each service, ready to be split.
         device: The GPUs.
-        rules: What to keep and what may be chosen.
+        rules: Constraints and choices.
         improved: Whether moves and swaps may follow Alg. 2, and the placement of least power be taken.
     """
 
@@ -89,12 +89,12 @@ class Task:
 
     @property
     def aimed(self) -> FloatArray:
-        """Share of each service's requests to have in time: the SLO's quantile, and the guard, float64[services]."""
+        """Target share of each service's requests in time: the SLO's quantile plus the guard, float64[services]."""
         required = np.array([workload.slo.quantile for workload in self.workloads])
         return np.asarray(required + self.rules.guard_ratio * (1.0 - required), np.float64)
 
     def lone_s(self, stage_s: FloatArray) -> float:
-        """Latency of a request that need not wait, given the time of its stages."""
+        """Latency of a request that does not wait, given the time of its stages."""
         overheads = self.rules.overheads
         return float((1.0 + overheads.stage_ratio * len(stage_s)) * stage_s.sum() + overheads.request_s)
 
@@ -104,8 +104,8 @@ def arrivals(workloads: Sequence[Workload], requests: int, seed: int) -> Pipelin
 
     Args:
         workloads: The services, each with its arrival process.
-        requests: How many in all, about.
-        seed: Of the streams.
+        requests: Approximate number of requests in all.
+        seed: Seed of the streams.
     """
     horizon_s = requests / sum(workload.rate_rps for workload in workloads)
     times, models = [], []

@@ -1,1 +1,1 @@
-"""Pools of partitioned GPUs: variants on slices, with a bound."""
+"""Plans for pools of partitioned GPUs: variants on slices, with a lower bound on the cost."""

@@ -1,7 +1,8 @@
-"""GPU groups of a live pool by service: GPUs of its own, or its slices of a GPU that several share.
+"""The GPU group of each service in a live pool: GPUs of its own, or its slices of a GPU that several services share.
 
-The rules are plain, so that a person can foresee them: what a service names is its own; the others get equal parts of
-the GPUs that none names, in the order of the site file. How many GPUs a service *needs* is what ``joulery plan`` says.
+The rules are simple, so that users can predict the result. A service gets the GPUs that it names. The other services
+get equal numbers of the remaining GPUs, in the order of the site file. ``joulery plan`` computes the GPUs that a
+service *needs*.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from joulery.domain.serving.service import Slice
 from joulery.policies.serving.search.layout_space import size_of
 
 Partitions = Sequence[tuple[Slice, ...]]
-"""The ways to cut one GPU."""
+"""The partitions of one GPU."""
 
 
 def divide(named: Mapping[str, Sequence[int]], gpus: int, *, colocate: bool) -> dict[str, tuple[int, ...]]:
     """The GPUs that each service may run on.
 
     Args:
-        named: What each service names, in the order of the site file; empty for nothing.
-        gpus: How many there are.
-        colocate: Whether services may share GPUs. What equal parts leave over is then shared by those that name
-            nothing; without, the first of them get one more.
+        named: GPUs that each service names, in the order of the site file; empty for none.
+        gpus: Number of GPUs.
+        colocate: Whether services may share GPUs. The services that name no GPU then share the remainder of the
+            division; otherwise the first of them get one more each.
 
     Returns:
-        Numbers of GPUs, in order, by service.
+        Indices of GPUs, in order, by service.
 
     Raises:
         InfeasibleError: A service is left without a GPU.
@@ -53,21 +54,21 @@ def divide(named: Mapping[str, Sequence[int]], gpus: int, *, colocate: bool) -> 
 
 
 def parts(options: Mapping[str, Partitions], groups: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Partitions]]:
-    """The ways each service may cut the GPUs of its group: any way where a GPU is its own, its slices where it shares.
+    """The partitions that each service may use: all those of a GPU of its own, its slices of a GPU that it shares.
 
-    A shared GPU is cut once and for all, and its slices are dealt: what changes live is who is on them. Of all cuts
-    the one that gives most to the service with the least so far; of equal ones that of fewest slices, so that they
-    are large. Its slices go, largest first, to the service with least, and one to each before anyone has two.
+    A shared GPU keeps one partition, and each slice belongs to one service: only what runs on a slice changes live. The
+    partition is the one that gives most to the service with the least so far; of equal ones, that of fewest slices, so
+    that they are large. Slices go, largest first, to the service with least. Each service gets one before any gets two.
 
     Args:
-        options: The ways to cut each GPU, by its name.
+        options: The partitions of each GPU, by its name.
         groups: The GPUs that each service may run on, by its name.
 
     Returns:
-        Of each service the ways to cut each of its GPUs.
+        For each service, the partitions of each of its GPUs.
 
     Raises:
-        InfeasibleError: A shared GPU has no partition with a slice for each.
+        InfeasibleError: A shared GPU has no partition with a slice for each service.
     """
     found: dict[str, dict[str, Partitions]] = {name: {} for name in groups}
     held = dict.fromkeys(groups, 0.0)
@@ -85,7 +86,7 @@ def parts(options: Mapping[str, Partitions], groups: Mapping[str, Sequence[str]]
 def _deal(
     gpu: str, partitions: Partitions, users: Sequence[str], held: Mapping[str, float]
 ) -> tuple[dict[str, tuple[Slice, ...]], dict[str, float]]:
-    """The slices of one GPU by service, and what each holds afterwards, in GPUs."""
+    """The slices of one GPU by service, and the total that each service holds afterwards, in GPUs."""
     whole = max(sum(map(size_of, cut)) for cut in partitions)
     dealt = []
     for index, cut in enumerate(partitions):
@@ -110,14 +111,14 @@ def _deal(
 
 
 def on_first(used: SliceAssignment, cut: tuple[Slice, ...], order: Sequence[str]) -> tuple[tuple[Slice, str], ...]:
-    """The slices of a cut that leaves some machines empty, on the first machines of an order.
+    """The slices of a partition that leaves some machines empty, on the first machines of an order.
 
-    A machine gives its slices to another of its size alone: one that is as large by what they have in all cuts.
+    Slices move only between machines of the same size. The size of a machine is that of its slices in the partitions.
 
     Args:
-        used: Of each cut which machine has which slice.
-        cut: The cut, sorted.
-        order: All machines, those first that are to have slices.
+        used: For each partition, the machine of each slice.
+        cut: The partition, sorted.
+        order: All machines, preferred ones first.
     """
     sizes: dict[str, int] = {}
     for assigned in used.values():
@@ -134,10 +135,10 @@ def on_first(used: SliceAssignment, cut: tuple[Slice, ...], order: Sequence[str]
 
 
 def first_alone(options: Mapping[str, Partitions]) -> SliceAssignment:
-    """The ways the first of several GPUs may be cut while the others are left empty; of equal ones the fewest GPUs.
+    """The partitions of the first GPUs while the others are empty; of equal ones, that on the fewest GPUs.
 
     Args:
-        options: The ways to cut each, by its name.
+        options: The partitions of each GPU, by its name.
     """
     names = list(options)
     found: dict[tuple[Slice, ...], tuple[tuple[Slice, str], ...]] = {}
@@ -148,10 +149,10 @@ def first_alone(options: Mapping[str, Partitions]) -> SliceAssignment:
 
 
 def split(options: Mapping[str, Partitions]) -> SliceAssignment:
-    """The ways several GPUs may be cut at once, equal ones once, and which GPU has which slice then.
+    """The distinct joint partitions of several GPUs, and the GPU of each slice.
 
     Args:
-        options: The ways to cut each, by its name.
+        options: The partitions of each GPU, by its name.
     """
     found: SliceAssignment = {(): ()}
     for name, partitions in options.items():

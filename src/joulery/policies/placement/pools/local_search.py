@@ -1,4 +1,4 @@
-"""Small changes to a pool: another variant on a slice, another cut or clock of a GPU, a GPU more or less.
+"""Small changes to a pool: another variant on a slice, another partition or clock of a GPU, a GPU more or less.
 
 The relaxation's whole numbers are often one change away from a pool that keeps every limit, or from a better one.
 """
@@ -48,7 +48,7 @@ class Changes:
                             yield gpus, _moved(counts, [source], [target])
 
     def _other_clocks(self, state: State) -> Iterator[State]:
-        """One GPU at another clock of its type, its instances as they are."""
+        """Pools with one GPU at another clock of its type, its instances unchanged."""
         gpus, counts = state
         machines = self._problem.machines
         for group, old, cut in gpus:
@@ -90,7 +90,7 @@ class Changes:
     def _recut(
         self, state: State, group: int, old: tuple[int, int] | None, new: tuple[int, int] | None
     ) -> Iterator[State]:
-        """One GPU cut another way: instances leave the slices that go, one kind of instance fills those that come."""
+        """Pools with one GPU partitioned anew, added or removed: one kind of instance fills the new slices."""
         gpus, counts = state
         before, after = self._slices(old), self._slices(new)
         machine = (old or new or (0, 0))[0]

@@ -1,11 +1,11 @@
-"""The relaxation behind the bound: counts of cuts and instances, flows of requests, solved by HiGHS.
+"""The relaxation behind the bound: counts of MIG partitions and instances, and flows of requests, solved by HiGHS.
 
-Whole numbers say how many GPUs of each machine are cut which way and how many instances of each variant run on slices
-of each kind; flows say how many requests a second each kind of instance answers. Instances that pull from one queue all
-wait equally long for work, ``w``: an instance with service time ``t`` answers ``1 / (w + t)`` requests a second. How
-long ``w`` is depends on the answer, and so do service times through the number of busy neighbours. A :class:`Box` says
-between which values both lie; inside it every row below holds for every pool that does, so the optimum is a bound.
-Boxes that shrink make it exact; see :mod:`joulery.policies.placement.pools.search`.
+Whole numbers count the GPUs of each machine with each partition, and the instances of each variant on slices of each
+kind. Flows are the requests a second that each kind of instance answers. Instances that pull from one queue all wait
+equally long for work, ``w``: an instance with service time ``t`` answers ``1 / (w + t)`` requests a second. The wait
+``w`` depends on the solution, and so do service times, through the number of busy neighbours. A :class:`Box` limits
+both to a range. Every row below holds for every pool inside the box, so the optimum is a bound. It becomes exact as
+boxes shrink; see :mod:`joulery.policies.placement.pools.search`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from joulery.policies.placement.master import SolveStatus, add_row, make_whole, 
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, PoolService, nearby_ratio
 
 _WIDEST_POOL = 64
-"""GPUs taken to be enough where neither type nor pool says how many there are."""
+"""Number of GPUs assumed where neither the GPU type nor the pool limits it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Between which values a service's pool lies.
+    """Ranges that a service's pool lies in.
 
     Attributes:
         wait_s: Least and greatest time an instance waits for work.
@@ -44,7 +44,7 @@ class Relaxed:
     """The optimum of one relaxation.
 
     Attributes:
-        cost_w: No pool inside the boxes costs less.
+        cost_w: Lower bound on the cost of any pool inside the boxes, W.
         cuts: GPUs by group, machine and partition: ``{(group, machine, partition): count}``.
         counts: Instances of each edge, int64[edges], for each service.
     """
@@ -55,24 +55,24 @@ class Relaxed:
 
 
 def service_s(service: PoolService, edges: Edges, busy: float) -> FloatArray:
-    """Mean service time of each edge while so many others are busy on the same host."""
+    """Mean service time of each edge while ``busy`` other instances run on the same host."""
     return np.asarray(edges.host_s * (1.0 + service.costs.contention * max(busy, 0.0)) + edges.gpu_s, np.float64)
 
 
 def whole_box(problem: PoolProblem, service: PoolService, edges: Edges) -> Box:
-    """A box that every pool lies in."""
+    """The box that contains every pool."""
     slots = most_gpus(problem) * max(max(map(len, machine.menu.partitions)) for machine in problem.machines)
     busy = min(float(slots), service.rate_rps * float(service_s(service, edges, slots).max()))
     return Box((0.0, slots / service.rate_rps), (0.0, busy))
 
 
 def least_nearby(problem: PoolProblem, service: PoolService) -> float:
-    """No pool has a smaller part of a service's busy instances on the same host (one instance a GPU is the extreme)."""
+    """The least part of an instance's neighbours that are on its own host, over all pools (one instance a GPU)."""
     return min(nearby_ratio(gpus, gpus, service.costs.gpus) for gpus in range(1, most_gpus(problem) + 1))
 
 
 def most_gpus(problem: PoolProblem) -> int:
-    """GPUs there can be in all."""
+    """The most GPUs that a pool may have in all."""
     counts = problem.available.values()
     there = sum(count for count in counts if count is not None) if None not in counts else _WIDEST_POOL
     return min(there, problem.most_gpus) if problem.most_gpus is not None else there
@@ -101,9 +101,9 @@ class PoolMaster:
         """The cheapest pool inside the boxes; None when there is none.
 
         Args:
-            boxes: For each service.
+            boxes: Box of each service.
             tight: Factor on each service's latency limit; 1 for a bound of the problem as it is.
-            gap_ratio: How close HiGHS has to get; the bound it proved is returned.
+            gap_ratio: Relative gap at which HiGHS may stop; the bound it proved is returned.
         """
         model = new_model(gap_ratio=gap_ratio)
         most = float(most_gpus(self._problem))
@@ -130,7 +130,7 @@ class PoolMaster:
         return found
 
     def _add_slices(self, model: Any) -> None:
-        """Every slice that a cut makes carries one instance: of the group's service, or of any."""
+        """Require one instance on every slice of a partition: of the group's service, or of any if services share."""
         colocate = self._problem.colocate
         for group in range(1 if colocate else len(self._edges)):
             owners = range(len(self._edges)) if colocate else (group,)
@@ -168,7 +168,7 @@ class PoolMaster:
 
 
 def _add_service_columns(model: Any, problem: PoolProblem, service: PoolService, edges: Edges, most: float) -> None:
-    """Instances (free of charge: their GPU is paid for), then flows: joules, and what lost accuracy is worth."""
+    """Add a service's instances (free: their GPU is paid for), then flows: joules and the price of lost accuracy."""
     slots = most * max(max(map(len, machine.menu.partitions)) for machine in problem.machines)
     for _ in range(len(edges)):
         model.addCol(0.0, 0.0, slots, 0, [], [])

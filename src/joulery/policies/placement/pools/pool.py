@@ -1,4 +1,4 @@
-"""A pool of GPUs, what it does in closed form, and the pools met in a search."""
+"""A pool of GPUs, its metrics in closed form, and the pools found in a search."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Used = tuple[tuple[int, str, str], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """A pool of GPUs and what it does.
+    """A pool of GPUs and its metrics.
 
     Attributes:
         cuts: GPUs by group (a service's group, or the shared pool), machine and partition.
         used: The instances of each service.
-        metrics: What each service shows: judged where ``judged``, else in closed form.
-        cost_w: Watts, and what lost accuracy is worth in watts, weighted as the problem says.
+        metrics: Metrics of each service: from the judge where ``judged``, else in closed form.
+        cost_w: Watts, and the price of lost accuracy in watts, with the weights of the problem.
         judged: Whether the judge has tried it.
     """
 
@@ -44,7 +44,7 @@ class Pool:
         return sum(self.cuts.values())
 
     def state(self, edges: Sequence[Edges]) -> State:
-        """The counts behind it."""
+        """The counts of partitions and of instances."""
         counts = []
         for mine, used in zip(edges, self.used, strict=True):
             many = Counter(used)
@@ -53,15 +53,15 @@ class Pool:
         return self.cuts, tuple(counts)
 
     def of_type(self, problem: PoolProblem, gpu: str) -> dict[tuple[int, int, int], int]:
-        """The cuts of one GPU type."""
+        """The partitions of one GPU type, with their counts."""
         return {cut: count for cut, count in self.cuts.items() if problem.machines[cut[1]].gpu == gpu}
 
 
 class Pools:
-    """Pools met in a search, judged in closed form.
+    """The pools found in a search, evaluated in closed form.
 
     Attributes:
-        best: Cost of the cheapest that keeps every limit.
+        best: Cost of the cheapest pool that keeps every limit.
     """
 
     def __init__(self, problem: PoolProblem, edges: Sequence[Edges], tight: Sequence[float]) -> None:
@@ -71,12 +71,12 @@ class Pools:
         self._known: dict[bytes, tuple[Pool, State, float]] = {}
 
     def add(self, state: State) -> None:
-        """Judge a pool; where it breaks a limit, those with another variant on one slice too."""
+        """Evaluate a pool; if it breaks a limit, also evaluate the pools with another variant on one slice."""
         if self._new([state]) and self._known[_key(state)][2] > 0:
             self._new(list(self._changes.of(state, cuts=False)))
 
     def polish(self, descents: int, steps: int = 100) -> None:
-        """Change the best pools step by step as long as that helps, or for so many steps."""
+        """Improve the best pools by small changes until none helps, or for ``steps`` steps."""
         starts = sorted(self._known.values(), key=lambda entry: (entry[2], entry[0].cost_w))[:descents]
         for pool, state, excess in starts:
             at, rank = state, (excess, pool.cost_w)
@@ -98,7 +98,7 @@ class Pools:
         return excess, pool.cost_w
 
     def _new(self, states: Sequence[State]) -> bool:
-        """Judge those not met before; whether there were any."""
+        """Evaluate the pools that are not known yet; return whether there were any."""
         fresh = {key: state for state in states if (key := _key(state)) not in self._known}
         for (key, state), pool in zip(fresh.items(), self._in_closed_form(list(fresh.values())), strict=True):
             excess = self._excess(pool)
@@ -146,7 +146,7 @@ def _key(state: State) -> bytes:
 
 
 def gpus_of(problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int]) -> tuple[int, ...]:
-    """GPUs that each service's instances are spread over: those of its group, or all that are shared."""
+    """Number of GPUs that each service's instances are spread over: those of its group, or all if services share."""
     if problem.colocate:
         return (sum(cuts.values()),) * len(problem.services)
     return tuple(sum(n for (group, *_), n in cuts.items() if group == at) for at in range(len(problem.services)))
@@ -155,11 +155,11 @@ def gpus_of(problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int]) -> t
 def predicted(
     service: PoolService, edges: Edges, counts: IntArray, idle_w: FloatArray, gpus: Sequence[int]
 ) -> list[TrialMetrics]:
-    """Predicted metrics of a service with each row of instances, in closed form; nothing serves where there is none.
+    """Predicted metrics of a service with each row of instances, in closed form; without instances latency is infinite.
 
     Args:
         service: The service.
-        edges: What an instance of it can be.
+        edges: The instances that the service can have.
         counts: Instances of each edge, int64[rows, edges].
         idle_w: Idle power it pays for, float64[rows].
         gpus: GPUs that the instances are spread over, by row.

@@ -1,8 +1,8 @@
-"""Input of the column optimiser: GPUs that can be cut, services that can run on the slices, prices.
+"""Input of the pool optimiser: GPUs that can be partitioned, services that can run on the slices, and prices.
 
-A column is a layout of one GPU: how it is cut (and at which clock it runs) and which variant of which service is on
-each slice. MIG slices do not disturb one another, so layouts of the same cut differ only in what their instances add,
-and counting cuts and instances says the same as counting layouts, in some dozens of whole numbers, not thousands.
+A layout of one GPU is its MIG partition, its clock, and the variant and service on each slice. MIG slices do not
+disturb one another, so layouts of the same partition differ only in what their instances add. Counting partitions and
+instances is therefore equivalent to counting layouts, and needs some dozens of whole numbers, not thousands.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Machine:
 
     Attributes:
         gpu: The type; machines of one type at several clocks share its count.
-        menu: How it can be cut.
+        menu: The MIG partitions it can have.
         idle_w: Its idle power.
-        available: How many there are of the type; None for as many as wanted.
+        available: Number of GPUs of the type; None for no limit.
         clock_mhz: The clock; None for the one at which the costs were found.
         time_ratio: Device time against that in the services' costs.
         energy_ratio: Dynamic joules of a request against those in the costs.
@@ -65,7 +65,7 @@ class PoolService:
         base_accuracy_ratio: Accuracy of the most accurate variant alone.
         minimum_accuracy_ratio: Mean accuracy never to go below.
         accuracy_price_j: Joules a request that one unit of accuracy is worth, in the problem's weight of energy.
-        quantile: Which quantile.
+        quantile: Quantile of the latencies that ``limit_s`` limits.
     """
 
     name: str
@@ -112,7 +112,7 @@ class PoolProblem:
         machines: GPU types, at each clock that may be chosen.
         services: What is served.
         colocate: Whether services may share a GPU; a group of GPUs each when not.
-        energy_weight: What a joule counts beside the services' prices of accuracy.
+        energy_weight: Weight of a joule against the services' prices of accuracy.
         most_gpus: GPUs in all, at most; None for no such limit.
 
     Raises:
@@ -139,7 +139,7 @@ class PoolProblem:
 
 
 def edges_of(service: PoolService, machines: Sequence[Machine]) -> Edges:
-    """Every instance the service can have; what does not fit a slice's memory is not among them.
+    """Every instance the service can have, without variants that do not fit a slice's memory.
 
     Raises:
         InfeasibleError: No variant fits any slice.
@@ -166,7 +166,7 @@ def edges_of(service: PoolService, machines: Sequence[Machine]) -> Edges:
 
 
 def slowdown(variant: VariantCosts, menu: MigMenu, profile: str) -> float | None:
-    """Device time on a slice against the whole GPU; None where the variant does not fit.
+    """Ratio of the device time on a slice to that on the whole GPU; None where the variant does not fit.
 
     A slice of a GPU that was not profiled is taken to slow a variant down as the same part of the profiled one does
     (``3g`` of an H100 as ``3g`` of an A100; in between, interpolated): an assumption, as is that what fits the smaller
@@ -183,7 +183,7 @@ def slowdown(variant: VariantCosts, menu: MigMenu, profile: str) -> float | None
 
 
 def _part(profile: str) -> float:
-    """The part of a GPU of seven slices that a profile's name says: ``3g.20gb`` is 3/7."""
+    """The part of a GPU of seven slices that a profile's name states: ``3g.20gb`` is 3/7."""
     return int(profile.partition("g")[0]) / SEVENTHS
 
 
@@ -203,7 +203,7 @@ def prices(objective: Objective, g_per_kwh: float) -> tuple[float, float]:
 def nearby_ratio(gpus: int, instances: int, host_gpus: int) -> float:
     """The part of an instance's neighbours that are on its own host, on average over the instances.
 
-    A service's contention was found on one host; what is busy on other hosts slows none.
+    A service's contention was found on one host; busy instances on other hosts do not slow it.
 
     Args:
         gpus: GPUs of the pool, host after host, instances spread evenly.
@@ -222,7 +222,7 @@ def _array(values: Iterable[float]) -> FloatArray:
 
 
 def at_clocks(machine: Machine, model: ClockModel, levels: int) -> tuple[Machine, ...]:
-    """The machine at several clocks, highest first; the clock is one more choice of a column.
+    """The machine at several clocks, highest first; the clock is one more choice of a layout.
 
     Device time is taken to grow as the clock falls (nothing of it waits for memory: the cautious reading), dynamic
     joules to follow the square of the voltage, idle power the emulator's idle curve. All of it modelled.

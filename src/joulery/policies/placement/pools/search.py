@@ -1,9 +1,9 @@
 """The cheapest pool of GPUs, with a bound: branch and bound over how long instances wait for work.
 
-Each box of waits and busy neighbours has a relaxation (:mod:`joulery.policies.placement.pools.master`) whose optimum no
-pool in it goes below; its whole numbers are also a pool, judged at once by the closed form of
-:mod:`joulery.perf.queues.pull_model`. The box with the least bound is cut in two until the best pool found is close to
-it.
+Each box of waits and busy neighbours has a relaxation (:mod:`joulery.policies.placement.pools.master`) whose optimum is
+a lower bound on every pool in the box. Its whole numbers are also a pool, which the closed form of
+:mod:`joulery.perf.queues.pull_model` evaluates at once. The box with the least bound is split in two until the best
+pool found is close to it.
 
 The closed form is quick and a little off in the tails. So the best pools are then tried by a judge (the event
 simulation, or a live trial); when the judge finds one less than 2 % below its latency limit, or above it, the next
@@ -40,9 +40,9 @@ class PoolEffort:
 
     Attributes:
         boxes: Relaxations solved in a search, at most.
-        gap_ratio: A pool this close to the bound is close enough.
-        polished: Pools changed step by step at the end of a search ...
-        steps: ... in so many steps at most.
+        gap_ratio: Relative gap between the best pool and the bound at which a search ends.
+        polished: Pools improved by small changes at the end of a search.
+        steps: Most changes to each of these pools.
         judged: Pools the judge tries after each search.
         rounds: Searches, each keeping more distance from the limits.
     """
@@ -61,9 +61,9 @@ class PoolPlan:
 
     Attributes:
         pool: The pool.
-        bound_w: No pool costs less, in closed form.
-        corrected_bound_w: The same with the closed form's latencies corrected by what the judge found.
-        by_gpus: The best pool found for each number of GPUs, the chosen one among them.
+        bound_w: Lower bound on the cost of any pool, in closed form.
+        corrected_bound_w: The same bound with the closed form's latencies corrected by the judge's results.
+        by_gpus: The best pool found for each number of GPUs, including the chosen one.
         boxes: Relaxations solved.
         trials: Pools the judge tried.
     """
@@ -82,7 +82,7 @@ class PoolPlan:
 
     @property
     def corrected_gap_ratio(self) -> float:
-        """The same against the corrected bound."""
+        """Excess cost of the pool over the corrected bound, as a ratio of its own cost; 0 or more."""
         return 1.0 - self.corrected_bound_w / self.pool.cost_w if self.pool.cost_w > 0 else 0.0
 
 
@@ -98,15 +98,15 @@ class _Found:
 def plan_pool(problem: PoolProblem, judge: Judge, effort: PoolEffort | None = None) -> PoolPlan:
     """The cheapest pool that keeps every limit, as far as the judge finds.
 
-    GPU groups are planned one by one; together only where there are not GPUs enough for what each takes alone.
+    GPU groups are planned one by one, and together only where there are too few GPUs for the separate plans.
 
     Args:
-        problem: What is to be planned.
+        problem: Input of the plan.
         judge: Tries a pool.
-        effort: How hard to try.
+        effort: Limits on the work of the search.
 
     Raises:
-        InfeasibleError: No pool keeps the limits, with the accuracy that could be had instead.
+        InfeasibleError: No pool keeps the limits; the error names the nearest pool, if there is one.
     """
     effort = effort or PoolEffort()
     if len(problem.services) == 1:
@@ -125,7 +125,7 @@ def plan_pool(problem: PoolProblem, judge: Judge, effort: PoolEffort | None = No
 
 
 def _shared(problem: PoolProblem, judge: Judge, effort: PoolEffort) -> PoolPlan:
-    """GPUs that services may share: from the best separate groups on, with less effort: there are far more choices."""
+    """Plan GPUs that services may share, from the best separate groups; with less effort for the many more choices."""
     less = replace(effort, boxes=effort.boxes // 10, polished=1, steps=4, judged=min(effort.judged, 6), rounds=1)
     try:
         apart = plan_pool(replace(problem, colocate=False), judge, effort).pool
@@ -138,12 +138,12 @@ def _shared(problem: PoolProblem, judge: Judge, effort: PoolEffort) -> PoolPlan:
 
 
 def _one(judge: Judge, service: int, _: int, used: Used, idle_w: float) -> TrialMetrics:
-    """The judge of one service as the judge of a problem of its own."""
+    """Judge a service that was planned as a problem of its own, by its number in the whole problem."""
     return judge(service, used, idle_w)
 
 
 def _together(plans: Sequence[PoolPlan]) -> PoolPlan:
-    """GPU groups side by side: everything adds up."""
+    """Combine the plans of separate GPU groups into one; costs, bounds and counts add up."""
     pool = Pool(
         cuts={(group, *cut[1:]): n for group, plan in enumerate(plans) for cut, n in plan.pool.cuts.items()},
         used=tuple(used for plan in plans for used in plan.pool.used),
@@ -162,7 +162,7 @@ def _together(plans: Sequence[PoolPlan]) -> PoolPlan:
 
 
 def _planned(problem: PoolProblem, judge: Judge, effort: PoolEffort, seeds: Sequence[Pool] = ()) -> PoolPlan:
-    """Search, let the judge try the best, keep more distance where it found them too slow, search again."""
+    """Search, let the judge try the best pools, tighten the limits of services that were too slow, and search again."""
     edges = tuple(edges_of(service, problem.machines) for service in problem.services)
     tight = [1.0] * len(problem.services)
     seeds = [*seeds, *_at_full_clock(problem, effort)]
@@ -202,7 +202,7 @@ def _planned(problem: PoolProblem, judge: Judge, effort: PoolEffort, seeds: Sequ
 
 
 def _at_full_clock(problem: PoolProblem, effort: PoolEffort) -> list[Pool]:
-    """Good pools at the first clock of each GPU type, where there are others: from there the clock can be lowered."""
+    """Good pools with each GPU type at its first clock, as starts for lower clocks; none if there are no others."""
     first: dict[str, int] = {}
     for index, machine in enumerate(problem.machines):
         first.setdefault(machine.gpu, index)
@@ -223,7 +223,7 @@ def _at_full_clock(problem: PoolProblem, effort: PoolEffort) -> list[Pool]:
 
 
 def _too_late(problem: PoolProblem, tried: Sequence[Pool]) -> InfeasibleError:
-    """Every pool that the closed form let through failed its trial."""
+    """The error raised when every pool that is feasible in closed form failed its trial."""
     worst = [
         max(m.latency_s / s.limit_s for m, s in zip(pool.metrics, problem.services, strict=True)) for pool in tried
     ]
@@ -244,7 +244,7 @@ def _too_late(problem: PoolProblem, tried: Sequence[Pool]) -> InfeasibleError:
 
 
 def _corrections(problem: PoolProblem, predicted: Sequence[Pool], tried: Sequence[Pool]) -> list[float]:
-    """For each service, by how much the closed form is too quick: the least of the pools that came too late."""
+    """Factor that tightens each service's latency limit: the mildest over the pools that were too slow, else 1."""
     found = []
     for at, service in enumerate(problem.services):
         ratios = [
@@ -265,13 +265,13 @@ def _late(problem: PoolProblem, pool: Pool, within: float = _WITHIN) -> bool:
 
 
 def _accuracy_alone(problem: PoolProblem) -> PoolProblem:
-    """The problem without an accuracy to keep, in which nothing but accuracy counts."""
+    """The problem without a minimum accuracy and with accuracy as its objective."""
     services = tuple(replace(one, minimum_accuracy_ratio=0.0, accuracy_price_j=1.0) for one in problem.services)
     return replace(problem, energy_weight=1e-6, services=services)
 
 
 def infeasible(problem: PoolProblem, effort: PoolEffort) -> InfeasibleError:
-    """The error where there is no pool, with the most accurate one that keeps the latency limits."""
+    """The error raised when there is no pool, with the most accurate one that keeps the latency limits."""
     loose = _accuracy_alone(problem)
     edges = tuple(edges_of(service, problem.machines) for service in problem.services)
     found = _search(loose, edges, [1.0] * len(edges), effort)
@@ -308,7 +308,7 @@ def infeasible(problem: PoolProblem, effort: PoolEffort) -> InfeasibleError:
 def _search(
     problem: PoolProblem, edges: Sequence[Edges], tight: Sequence[float], effort: PoolEffort, seeds: Sequence[Pool] = ()
 ) -> _Found:
-    """Branch and bound over boxes, from pools known before."""
+    """Search by branch and bound over boxes, starting from known pools."""
     master, pools = PoolMaster(problem, edges), Pools(problem, edges, tight)
     for seed in seeds:
         pools.add(seed.state(edges))
@@ -336,7 +336,7 @@ def _search(
 def _halves(
     problem: PoolProblem, edges: Sequence[Edges], boxes: tuple[Box, ...]
 ) -> tuple[tuple[Box, ...], tuple[Box, ...]] | None:
-    """Cut the widest side of the boxes in two; None when all are narrow."""
+    """Split the widest side of the boxes in two; None when all are narrow."""
     widest, chosen = 0.004, None
     for number, (service, mine, box) in enumerate(zip(problem.services, edges, boxes, strict=True)):
         typical = float(service_s(service, mine, 1.0).mean())
@@ -356,7 +356,7 @@ def _halves(
 
 
 def judged_pool(problem: PoolProblem, pool: Pool, judge: Judge) -> Pool:
-    """The pool with what the judge found of each service."""
+    """The pool with the judge's metrics of each service."""
     idle = idle_shares_w(problem, pool.cuts, pool.used)
     metrics = tuple(judge(number, used, idle[number]) for number, used in enumerate(pool.used))
     return replace(pool, metrics=metrics, cost_w=cost_w(problem, metrics), judged=True)

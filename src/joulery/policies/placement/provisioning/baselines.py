@@ -1,14 +1,14 @@
 """Baselines of iGniter: FFD+, FFD++, GSLICE+ and gpu-lets+ (section 5.1), on the same predictor.
 
-The paper describes them in words and its scripts for two of them no longer run, so these are readings of the words:
+The paper describes them as text, and its scripts for two of them no longer run, so this code follows the text:
 
-* FFD+ is exact: the lower bound of every share, first fit in descending order, no thought of interference.
+* FFD+ is exact: the lower bound of every share, first fit in descending order, without regard to interference.
 * FFD++ is FFD+ with Alg. 2: the first GPU on which every process can stay within its SLO.
-* GSLICE+ takes iGniter's placement and lets every process tune its own share by what it observes, blind to the rest:
-  one unit more while it is late, one less while it is more than a tenth early. Shares of a GPU may then come to more
+* GSLICE+ takes iGniter's placement and tunes the share of every process by its own latency, regardless of the others:
+  one unit more while it is late, one less while it is more than a tenth early. Shares of a GPU may then add up to more
   than the whole.
 * gpu-lets+ gives every process the share with the most throughput per share out of five (or a whole GPU), puts at most
-  two on a GPU by best fit, and looks at the interference of the newcomer alone.
+  two on a GPU by best fit, and checks the interference of the newcomer alone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def ffd_plus_plus(workloads: Sequence[Workload], profile: InterferenceProfile, m
 
 
 def gslice(workloads: Sequence[Workload], profile: InterferenceProfile, max_batch: int = MAX_BATCH) -> Gpus:
-    """GSLICE+: iGniter's placement, shares tuned by each process for itself."""
+    """GSLICE+: iGniter's placement, with the share of each process tuned by its own latency."""
     unit = profile.gpu.unit_percent
     tuned = []
     for gpu in igniter.plan(workloads, profile, max_batch):
@@ -112,7 +112,7 @@ def gslice(workloads: Sequence[Workload], profile: InterferenceProfile, max_batc
 
 
 def _observed(workloads: Sequence[Workload], profile: InterferenceProfile, shares: Sequence[Share]) -> list[float]:
-    """Latency of every process; shares beyond the whole GPU are squeezed into it."""
+    """Latency of every process; shares that exceed the whole GPU are scaled down to it."""
     squeeze = min(1.0, 100.0 / max(100.0, sum(share.share_percent for share in shares)))
     models = [profile[workloads[share.part.workload].model] for share in shares]
     solos = [
@@ -174,4 +174,4 @@ def _efficient(profile: InterferenceProfile, workload: Workload, rate_rps: float
 BASELINES: MappingProxyType[str, Callable[[Sequence[Workload], InterferenceProfile, int], Gpus]] = MappingProxyType(
     {"ffd": ffd, "ffd++": ffd_plus_plus, "gslice": gslice, "gpulets": gpulets}
 )
-"""By the name a user gives."""
+"""The baselines by policy name."""

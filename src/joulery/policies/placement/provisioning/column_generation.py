@@ -1,14 +1,14 @@
-"""Column generation: the cheapest mix of patterns of one GPU, and the proof of how cheap any mix could be.
+"""Column generation: the cheapest mix of patterns of one GPU, and a proven lower bound on the cost of any mix.
 
-The master problem prices one more service of each kind; a search finds patterns worth more than their GPU at these
-prices; they join, until none is left. The bound needs no end of that: scale the prices until no pattern anywhere is
-worth more than its GPU, and what they say all services are worth is a cost no plan can go below (Farley, 1990).
+The master problem prices one more service of each kind. A search finds patterns worth more than their GPU at these
+prices and adds them, until none is left. The bound does not need that end: the prices are scaled until no pattern is
+worth more than its GPU; the worth of all services at these prices is then a lower bound on any plan (Farley, 1990).
 
-The search is branch and bound over sets of items, a whole level at a time. Items are taken in one order, those that
-need most first, so every pattern is met once. A partial pattern is given up when even the best completion (items cut
-at will into the room that is left, each as small as it could be there) is worth no more than the threshold. Without a
-beam nothing else is given up, so what is found is everything: that makes the bound valid. With a beam only the most
-promising partial patterns of each level go on.
+The search is branch and bound over sets of items, a whole level at a time. Items are added in one order, those that
+need most first, so every pattern is visited once. A partial pattern is dropped when even its best completion (with
+fractions of items in the room that is left, each as small as it could be there) is worth no more than the threshold.
+Without a beam nothing else is dropped, so the search finds every such pattern: this makes the bound valid. With a beam
+only the most promising partial patterns of each level continue.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from joulery.policies.placement.provisioning.packing import (
 _CHUNK = 2_000_000
 """Numbers in the largest intermediate array."""
 _ALMOST = 0.03
-"""Patterns that lack this part of the worth of their GPU are added at the end."""
+"""Patterns that are worth less than their GPU by at most this part of its price are added at the end."""
 _TRIES = 3
 """Patterns tried for each one wanted; the bound lets some through that do not fit."""
 _WIDE = 4
-"""Factor on the width of that last search."""
+"""Factor on the beam and on the patterns of that last search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class Effort:
     Attributes:
         patience: Rounds of column generation that may pass without a gain of a quarter of ``gap_ratio``.
         beam: Partial patterns kept a level while looking for new patterns.
-        nodes: Partial patterns looked at for the bound, at most.
+        nodes: Partial patterns checked for the bound, at most.
         patterns: New patterns a round and GPU type.
-        gap_ratio: A bound this close is close enough.
-        branchings: After how many the solver of whole numbers stops improving.
-        seconds: When it stops at the latest; a plan that took that long may differ on another day.
+        gap_ratio: Relative gap at which a bound is close enough.
+        branchings: Nodes after which the integer solver stops.
+        seconds: Time after which it stops at the latest; a plan that took that long may differ between runs.
     """
 
     patience: int = 5
@@ -109,9 +109,9 @@ class Pricer:
 
         Args:
             values: Value of each item, float64[items].
-            threshold: What a pattern must exceed.
+            threshold: Value that a pattern must exceed.
             beam: Partial patterns kept a level; all when left out.
-            nodes_max: Partial patterns looked at before the search is given up as incomplete.
+            nodes_max: Partial patterns checked before the search is given up as incomplete.
         """
         worth = values > 1e-12
         start = self._order[worth[self._order] & (self.packing.alone[self._order] < NEVER)]
@@ -188,10 +188,10 @@ class Pricer:
         needed: IntArray,
         room: IntArray,
     ) -> tuple[IntArray, IntArray]:
-        """Needs of newcomers, and the room that is left once the pattern is worth the threshold.
+        """Units that newcomers need, and the room that is left once the pattern is worth the threshold.
 
-        Only completions worth ``missing`` more matter, and those bring at least so much power, cache use and so many
-        processes as the cheapest of the allowed items do for their value.
+        Only completions worth ``missing`` more matter. They add at least the power, the cache use and the processes
+        that the allowed items with the least of each for their value would add.
         """
         packing = self.packing
         worth = np.where(allowed, values[None, :], np.nan)
@@ -222,7 +222,7 @@ class _Level(NamedTuple):
     values: FloatArray
 
     def where(self, chosen: slice | npt.NDArray[Any]) -> _Level:
-        """Some of them."""
+        """The chosen patterns with their values."""
         return _Level(self.patterns[chosen], self.values[chosen])
 
 
@@ -234,7 +234,7 @@ def _named(level: _Level) -> list[tuple[float, Pattern]]:
 
 
 def _fractional(density: FloatArray, units: IntArray, room: IntArray) -> FloatArray:
-    """Value of the room filled by density, items cut at will: the largest ``capacity`` densities suffice."""
+    """Value of the room filled by density, with fractions of items: the largest ``capacity`` densities suffice."""
     top = min(density.shape[1], 48)
     chosen = np.sort(np.argpartition(-density, top - 1, axis=1)[:, :top], axis=1)  # the same sums on every processor
     best = np.take_along_axis(density, chosen, axis=1)
@@ -245,10 +245,10 @@ def _fractional(density: FloatArray, units: IntArray, room: IntArray) -> FloatAr
 
 
 class Generator:
-    """Patterns, prices and bounds for one problem, with other ranges of GPUs where they are given.
+    """Patterns, prices and bounds for one problem; ``ranges`` replaces its ranges of GPUs.
 
-    With ``replicas_max``, services are cut into no more than that many replicas (more where they have to be); bounds
-    hold for such plans only.
+    With ``replicas_max``, services are divided into no more than that many replicas (more where they need more);
+    bounds hold for such plans only.
 
     Attributes:
         master: The patterns so far.
@@ -304,14 +304,14 @@ class Generator:
         return relaxation
 
     def prove(self, relaxation: Relaxation, gap_ratio: float) -> tuple[float, bool]:
-        """A bound by a search that misses nothing, and whether it found patterns that lower the relaxation.
+        """A bound from a complete search, and whether that search found patterns that lower the relaxation.
 
         Args:
             relaxation: The prices to prove with.
-            gap_ratio: How much a layout may be worth beyond its GPU; costs the bound as much.
+            gap_ratio: Ratio by which a layout may be worth more than its GPU; it lowers the bound as much.
 
         Returns:
-            Dollars an hour that no plan goes below, in whole numbers or not; 0 when the search was given up.
+            Lower bound on any plan in dollars an hour, in whole numbers or not; 0 when the search was given up.
         """
         values, scale, added = self._values(relaxation), 1.0, 0
         for index in self._wanted():
@@ -336,7 +336,7 @@ class Generator:
         return scale * float(self._demand @ relaxation.values) + ranges
 
     def whole(self) -> Whole:
-        """The cheapest whole numbers over the patterns so far."""
+        """The cheapest whole numbers of GPUs over the patterns so far."""
         return self.master.whole(seconds=self._effort.seconds, branchings=self._effort.branchings)
 
     def enrich(self, relaxation: Relaxation) -> int:
@@ -349,7 +349,7 @@ class Generator:
         return added
 
     def _wanted(self) -> list[int]:
-        """The GPU types of which there may be any."""
+        """The GPU types that a plan may use."""
         return [index for index, (_, high) in enumerate(self._ranges) if high != 0]
 
     def _add(self, index: int, pattern: Pattern) -> bool:
@@ -374,7 +374,7 @@ class Generator:
 
 
 def volume(problem: Problem) -> float:
-    """Dollars an hour for what services need alone, of shares or of memory, as if it could be cut and mixed at will."""
+    """Dollars an hour for the shares or the memory that services need alone, as if GPUs could be divided at will."""
     shares, memory = ([math.inf] * len(problem.kinds) for _ in range(2))
     for index, item in enumerate(problem.items):
         for packing in problem.packings:
@@ -387,9 +387,9 @@ def volume(problem: Problem) -> float:
 
 
 def attainable(problem: Problem, usd_per_hour: float, ranges: Sequence[Range]) -> float:
-    """The least that whole numbers of GPUs within the ranges can cost without costing less than this.
+    """The least cost of whole numbers of GPUs within the ranges that is not below ``usd_per_hour``.
 
-    Worked out for one or two types; the value itself for more.
+    Computed for one or two types; the value itself for more.
     """
     wanted = usd_per_hour * (1 - 1e-9)
     prices = [gpu_type.usd_per_hour for gpu_type in problem.types]
@@ -407,7 +407,7 @@ def attainable(problem: Problem, usd_per_hour: float, ranges: Sequence[Range]) -
 
 
 def cost_of(problem: Problem, gpus: Sequence[Placed]) -> float:
-    """Dollars an hour."""
+    """Cost of some GPUs, dollars an hour."""
     return math.fsum(problem.types[gpu.type_index].usd_per_hour for gpu in gpus)
 
 
@@ -418,13 +418,13 @@ def bound_of(problem: Problem, usd_per_hour: float, relaxed_usd_per_hour: float,
 
 
 def cuts_of(problem: Problem) -> str:
-    """Within which choices a bound holds, in words."""
+    """The choices within which a bound holds, as text."""
     most = max(item.replicas for item in problem.items)
     return "services whole" if most == 1 else f"up to {most} replicas a service"
 
 
 def least_gpus(problem: Problem) -> int:
-    """No plan has fewer GPUs: the shares that the services need alone, rounded up."""
+    """Lower bound on the GPUs of any plan: the shares that the services need alone, rounded up."""
     least = [math.inf] * len(problem.kinds)
     for index, item in enumerate(problem.items):
         for packing in problem.packings:

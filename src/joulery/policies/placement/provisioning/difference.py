@@ -15,7 +15,7 @@ from joulery.domain.gpu.provisioning import PlannedGpu
 
 
 def running_of(gpus: Sequence[PlannedGpu]) -> tuple[RunningGpu, ...]:
-    """A plan as something that runs."""
+    """The GPUs of a plan as running GPUs."""
     return tuple(
         RunningGpu(
             gpu.type,

@@ -1,8 +1,8 @@
 """The cheapest plan of a few services, by dynamic programming over subsets: exact, and no solver needed.
 
-Every set of services that fits on one GPU is listed (a set that does not fit has no larger set that does, so few are),
-with the cheapest GPU for it. The best way to serve a subset takes one such set for its first service and the best way
-to serve the rest; costs first, then units given away.
+Every set of services that fits on one GPU is listed, with the cheapest GPU for it. No superset of a set that does not
+fit can fit, so the list is short. The best way to serve a subset takes one such set for its first service and the best
+way to serve the rest. Ways are compared by cost, then by the units that they use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SERVICES_MAX = 15
 
 
 class ExactGpu(NamedTuple):
-    """A GPU of the optimum: its type and what is on it."""
+    """A GPU of the optimum: its type and its pattern."""
 
     type_index: int
     pattern: Pattern
@@ -42,8 +42,8 @@ def cheapest(packings: Sequence[Packing], services: int) -> list[ExactGpu] | Non
     """The cheapest plan, among equals the one with the fewest units; None when some service fits nowhere.
 
     Args:
-        packings: The GPU types; item ``i`` is service ``i``, uncut.
-        services: How many there are, at most ``SERVICES_MAX``.
+        packings: The GPU types; item ``i`` is service ``i``, undivided.
+        services: Number of services, at most ``SERVICES_MAX``.
     """
     by_first: list[list[tuple[int, float, int, ExactGpu]]] = [[] for _ in range(services)]
     best_of: dict[Pattern, tuple[float, int, ExactGpu]] = {}

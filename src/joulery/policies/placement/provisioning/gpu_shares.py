@@ -1,4 +1,4 @@
-"""The processes on one GPU: the least shares that keep each in time, and what is predicted with them.
+"""The processes on one GPU: the least shares that keep each in time, and the predictions with these shares.
 
 Alg. 2 of iGniter gives the least shares with which every process on a GPU is within its SLO: raising one share only
 raises the power and cache use that affect the others, so from given batches there is one least vector of shares, and
@@ -30,20 +30,20 @@ from joulery.perf.interference.model import (
 )
 
 TOLERANCE = 1e-9
-"""Relative slack granted to rounding when a prediction is held against a limit."""
+"""Relative tolerance for rounding when a prediction is compared with a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuType:
-    """A kind of GPU one can rent.
+    """A GPU type that can be rented.
 
     Attributes:
-        name: As the site calls it.
-        profile: What is known of it.
+        name: Its name in the site.
+        profile: Its interference profile.
         usd_per_hour: Price of one.
-        available: How many there are; None for as many as wanted.
+        available: Number of GPUs; None for no limit.
         memory_bytes: Memory that processes may take; None where unknown.
-        per_host: How many of them a host has.
+        per_host: Number of them on a host.
         spot: Whether their owner can withdraw them.
     """
 
@@ -61,7 +61,7 @@ class ReplicaLoad(NamedTuple):
 
     Attributes:
         workload: Index of the service.
-        replica, replicas: Which of how many.
+        replica, replicas: Number of the replica, and how many replicas there are.
         rate_rps: Demand routed to it.
     """
 
@@ -75,7 +75,7 @@ class Share(NamedTuple):
     """A part of a service on a GPU.
 
     Attributes:
-        part: Which part of which service.
+        part: The replica of a service.
         share_percent: Its share of the SMs.
         batch: Its batch size.
     """
@@ -87,10 +87,10 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A GPU of a plan before anything is predicted.
+    """A GPU of a plan without predictions.
 
     Attributes:
-        type_index: Which GPU type.
+        type_index: Index of the GPU type.
         shares: The processes on it.
     """
 
@@ -102,8 +102,8 @@ class BatchLimit(NamedTuple):
     """Time limit of a batch of a process.
 
     Attributes:
-        limit_ms: From loading to feedback.
-        evenly: Whether its requests come evenly spaced, so that a batch waits until it is full.
+        limit_ms: Longest time from loading to feedback.
+        evenly: Whether its requests arrive evenly spaced, so that a batch waits until it is full.
     """
 
     limit_ms: float
@@ -123,14 +123,14 @@ class Process(NamedTuple):
 
     Attributes:
         batch: Batch size.
-        limit_ms: What execution may take when the GPU is shared.
-        limit_alone_ms: What it may take when the process has the GPU to itself.
+        limit_ms: Longest execution time when the GPU is shared.
+        limit_alone_ms: Longest execution time when the process has the GPU to itself.
         launch_ms: Launch delay of all kernels when the GPU is shared, the part that grows with neighbours excluded.
         launch_alone_ms: Launch delay of all kernels when alone.
         kernels: Kernels of one inference.
         work: Eq. 11's numerator.
         k4, k5: Eq. 11.
-        ability: Requests times 1000: over k_act, the processing ability.
+        ability: Requests of a batch times 1000; divided by k_act, the processing ability.
         power_slope, power_offset_w, cache_slope, cache_offset_percent, cache_sensitivity: As in the profile.
     """
 
@@ -188,7 +188,7 @@ def units_of(gpu: GpuCoefficients) -> int:
 
 
 def slowdown(gpu: GpuCoefficients, power_w: float) -> float:
-    """F/f for processes that ask for this much power together (Eq. 9); infinite when no clock is left."""
+    """F/f for processes that demand this much power together (Eq. 9); infinite when no clock is left."""
     excess_w = gpu.idle_w + power_w - gpu.power_cap_w
     if excess_w <= 0:
         return 1.0
@@ -216,12 +216,12 @@ def least_units(gpu: GpuCoefficients, one: Process) -> int | None:
 def allocate(
     gpu: GpuCoefficients, processes: Sequence[Process], start: Sequence[int], most: int | None = None
 ) -> list[int] | None:
-    """The least shares with which all are in time.
+    """The least shares with which all processes are in time.
 
     Args:
         gpu: Hardware coefficients.
-        processes: Who is on the GPU.
-        start: Units each has at least, such as what it needs alone.
+        processes: The processes on the GPU.
+        start: Units each has at least, such as those it needs alone.
         most: Units there are in all; a whole GPU when left out.
 
     Returns:
@@ -249,11 +249,11 @@ def settle(
     Args:
         gpu: Hardware coefficients.
         processes: Two or more.
-        units, figures: What each has, and its figures with that; both are changed.
+        units, figures: Units of each process, and its figures with them; both lists are changed.
         spare: Units that may be added in all.
 
     Returns:
-        False when more than ``spare`` would be needed; the shares are then of no use.
+        False when more than ``spare`` would be needed; the shares are then not valid.
     """
     delay_ms, unit = launch_delay_ms(gpu, len(processes)), gpu.unit_percent
     spare_w = gpu.power_cap_w - gpu.idle_w
@@ -298,7 +298,7 @@ def predict(
         gpus: The GPUs; empty ones are left out.
         workloads: The services the parts refer to.
         types: The GPU types.
-        limit_of: What a batch may take; margins are not held against the plan.
+        limit_of: Limits of batches, without margins.
     """
     return tuple(_gpu(types[gpu.type_index], gpu, workloads, limit_of) for gpu in gpus if gpu.shares)
 
@@ -368,7 +368,7 @@ def _instance(
 
 
 def violations_of(gpus: Sequence[PlannedGpu]) -> tuple[Violation, ...]:
-    """Every violation that is predicted: latency, throughput, more than a whole GPU given away, or than its memory."""
+    """Every predicted violation: latency, throughput, shares beyond a whole GPU, or memory beyond that of the GPU."""
     found: list[Violation] = []
     for index, gpu in enumerate(gpus):
         if gpu.share_ratio > 1 + TOLERANCE:
@@ -385,7 +385,7 @@ def violations_of(gpus: Sequence[PlannedGpu]) -> tuple[Violation, ...]:
 
 
 def on_hosts(gpus: Sequence[PlannedGpu], types: Sequence[GpuType]) -> tuple[PlannedGpu, ...]:
-    """The GPUs with their hosts: as few as a first fit finds without two replicas of a service on one.
+    """Assign the GPUs to hosts by first fit, so that no two GPUs of a host have replicas of one service.
 
     GPUs with most services come first, for they are the hardest to put beside others. A host has GPUs of one type.
     """
@@ -409,7 +409,7 @@ def on_hosts(gpus: Sequence[PlannedGpu], types: Sequence[GpuType]) -> tuple[Plan
 
 
 def shared_domains_of(gpus: Sequence[PlannedGpu], types: Sequence[GpuType]) -> tuple[Violation, ...]:
-    """A violation for replicas of a service on one GPU, and for hosts that there are not."""
+    """A violation for each service with replicas that share a GPU, and for each GPU type with too few hosts."""
     found: list[Violation] = []
     for index, gpu in enumerate(gpus):
         count = Counter(each.workload for each in gpu.instances)

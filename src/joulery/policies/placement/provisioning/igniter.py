@@ -5,8 +5,8 @@ recomputes only the processes whose share grew; tries that cannot succeed are re
 each GPU; and no GPU can do better than take a process without anyone's share growing, so the search stops at the first
 that does.
 
-Faithful includes its faults: a GPU opened for a process gives it the lower bound unchecked, so a process that throttles
-the clock all by itself violates its SLO. The plan reports that (:func:`.gpu_shares.violations_of`).
+Faults of the published strategy are kept: a GPU opened for a process gives it the lower bound unchecked, so a process
+that throttles the clock by itself violates its SLO. The plan reports that (:func:`.gpu_shares.violations_of`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from joulery.policies.placement.provisioning.gpu_shares import (
 from joulery.policies.placement.provisioning.options import MAX_REPLICAS
 
 MAX_BATCH = 1024
-"""No batch is larger: no profile reaches there, and the quadratic of Eq. 11 says nothing sensible about it."""
+"""Largest batch: no profile contains larger ones, and the quadratic of Eq. 11 is not valid for them."""
 _ROUNDING = 1e-9
-"""Shortcuts leave this much to the exact comparison, so that they never decide what rounding would."""
+"""Margin within which shortcuts leave the decision to the exact comparison, because rounding could change it."""
 
 
 class Size(NamedTuple):
@@ -50,7 +50,7 @@ class Size(NamedTuple):
     Attributes:
         batch: b_appr (Eq. 17).
         work: gamma, ms percent.
-        room_ms: delta: what is left of half the SLO for the work itself; <= 0 when the model cannot be that fast.
+        room_ms: delta: time left of half the SLO for the work itself; <= 0 when the model cannot be that fast.
         units: r_lower (Eq. 18) in units of the GPU type; 0 when ``room_ms`` <= 0.
     """
 
@@ -74,13 +74,13 @@ _Refusals = dict[tuple[int, ...], set[int]]
 
 
 class _Gpu:
-    """A GPU being filled: its processes in the order they came, and what each does alone with its present share.
+    """A GPU being filled: its processes in the order they were placed, and the solo figures of each with its share.
 
     Attributes:
         delay_ms: Launch delay of a kernel once there is one process more.
         refused: Constants (by identity) of processes for which there is no room; shared by GPUs in the same state.
-        tensions: For each process, time over limit at full clock once there is one process more, and what that gains
-            per percent of L2 that the newcomer uses; the tightest first.
+        tensions: For each process, the ratio of time to limit at full clock once there is one process more, and its
+            growth per percent of L2 that the newcomer uses; the tightest first.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class _Gpu:
         self.refused: set[int] = set()
 
     def place(self, request: _Request, units: list[int], gpu: GpuCoefficients, refusals: _Refusals) -> None:
-        """Take a process in; ``units`` are the new units of all processes."""
+        """Add a process; ``units`` are the new units of all processes."""
         self.parts.append(request.part)
         self.processes.append(request.process)
         self.units, self.room = units, units_of(gpu) - sum(units)
@@ -127,7 +127,7 @@ class _Gpu:
 
 
 def _tension(one: Process, figures: Figures, delay_ms: float, cache_percent: float) -> tuple[float, float]:
-    """Time over limit at full clock, and what that gains per percent of L2 more."""
+    """Ratio of time to limit at full clock, and its growth per additional percent of L2."""
     active_ms, _, own = figures
     stretch_ms = active_ms * one.cache_sensitivity
     time_ms = one.launch_ms + one.kernels * delay_ms + active_ms + stretch_ms * (cache_percent - own)
@@ -142,15 +142,15 @@ def plan(
     Args:
         workloads: The services, in the order that breaks ties.
         profile: Coefficients of the GPU type.
-        max_batch: Largest batch; a service that needs a larger one is cut into replicas.
+        max_batch: Largest batch; a service that needs a larger one is divided into replicas.
 
     Returns:
-        The processes of each GPU, GPUs in the order they were opened, processes in the order they came. The very
-        first GPU exists before anything is placed and may stay empty.
+        The processes of each GPU, GPUs in the order they were opened, processes in the order they were placed. The
+        very first GPU exists before anything is placed and may stay empty.
 
     Raises:
         InfeasibleError: A service cannot keep half its SLO on a whole GPU.
-        ConfigError: The profile does not know a model.
+        ConfigError: The profile does not contain a model.
     """
     unit = profile.gpu.unit_percent
     dedicated: list[tuple[Share, ...]] = []
@@ -257,15 +257,15 @@ def _try_alone(request: _Request, coefficients: GpuCoefficients, bar: int) -> li
 def parts_of(
     profile: InterferenceProfile, index: int, workload: Workload, max_batch: int = MAX_BATCH
 ) -> list[tuple[ReplicaLoad, Size, bool]]:
-    """The parts of a service as the published code cuts it, each with its size and whether it has a GPU to itself.
+    """The parts that the published code divides a service into, each with its size and whether it has its own GPU.
 
     A service that fits one GPU stays whole. Otherwise: the largest batch that keeps half the SLO on a whole GPU, a
     replica for every nine tenths of its throughput, and the rest as a part like any other. No part has a batch above
     ``max_batch``; the published code sets no limit, and its profiles reach 32.
 
     Raises:
-        InfeasibleError: Not even a batch of one on a whole GPU is fast enough, or it takes absurdly many GPUs.
-        ConfigError: The profile does not know the model.
+        InfeasibleError: Not even a batch of one on a whole GPU is fast enough, or it takes too many replicas.
+        ConfigError: The profile does not contain the model.
     """
     model, half_ms = profile[workload.model], slo_ms(workload) / 2
     whole = size(profile, model, half_ms, workload.rate_rps)
@@ -306,7 +306,7 @@ def size(profile: InterferenceProfile, model: ModelCoefficients, half_ms: float,
 
 
 def _fits(profile: InterferenceProfile, need: Size, max_batch: int) -> bool:
-    """Whether Theorem 1 found a share of one GPU, with a batch the model is meant for."""
+    """Whether Theorem 1 found a share of one GPU, with a batch within ``max_batch``."""
     return need.room_ms > 0 and need.work > 0 and need.batch <= max_batch and need.units <= units_of(profile.gpu)
 
 
@@ -332,7 +332,7 @@ def too_fast(profile: InterferenceProfile, workload: Workload, best_ms: float, a
 
 
 def too_much(profile: InterferenceProfile, workload: Workload, replicas: int) -> InfeasibleError:
-    """The error for a rate that takes absurdly many GPUs."""
+    """The error for a rate that takes more than ``MAX_REPLICAS`` replicas."""
     return InfeasibleError(
         f"service {workload.id}: {workload.rate_rps:g} requests/s of {workload.model} take {replicas} replicas on "
         f"{profile.gpu.name}, more than {MAX_REPLICAS}",

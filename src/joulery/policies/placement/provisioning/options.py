@@ -31,20 +31,20 @@ from joulery.policies.placement.provisioning.gpu_shares import (
 from joulery.policies.placement.provisioning.random_limits import KnownLimits, random_limit_ms
 
 _COMPANY = 4
-"""Processes on a GPU that the launch delay of a random batch is reckoned with."""
+"""Number of processes on a GPU assumed for the launch delay of a random batch."""
 MAX_REPLICAS = 10_000
-"""A service that needs more is taken for a mistake in its rate."""
+"""Most replicas of a service; a need for more is treated as a mistake in its rate."""
 _MORE_REPLICAS = 2
 """Number of replicas beyond the fewest that are tried when a service needs more than the rules would choose."""
 
 
 class Accounting(StrEnum):
-    """Part of the SLO that a batch may take when requests come evenly spaced."""
+    """Part of the SLO that a batch may take when requests arrive evenly spaced."""
 
     HALF_SLO = "half-slo"
-    """Half of it, whatever the batch waits for (the paper's constraint 14)."""
+    """Half of the SLO, however long the batch waits (the paper's constraint 14)."""
     FULL_SLO = "full-slo"
-    """The rest after the wait of the first request of a batch for the last."""
+    """The SLO minus the wait of a batch's first request for its last."""
 
 
 class FailureDomain(StrEnum):
@@ -74,12 +74,12 @@ class Rules:
     Attributes:
         accounting: How much of the SLO a batch may take. Random arrivals are accounted for as a queue instead.
         max_batch: Largest batch; the published profile reaches 32.
-        max_replicas: A service may be served by up to this many equal replicas, or by as many as it cannot do without.
+        max_replicas: Most equal replicas of a service; a service that needs more may have more.
         margin_ratio: Latencies are taken to be longer, and demands larger, by this ratio.
         noise_cv: Coefficient of variation of a batch's time from batch to batch; with the full SLO accounted for, the
             SLO quantile of that time counts instead of its mean.
-        balancer: How requests reach the replicas of a service.
-        domain: What may fail at once: no two replicas of a service share one.
+        balancer: Distribution of requests over the replicas of a service.
+        domain: Resource that may fail as a whole: no two replicas of a service share one.
         random_margins: By model: the least margin for requests that arrive at random. A queue makes a small error of
             the execution time a large one of the latency, while half of the SLO absorbs it for evenly spaced requests.
     """
@@ -112,7 +112,7 @@ class RequestStream(NamedTuple):
     """The requests that reach one replica.
 
     Attributes:
-        rate_rps: How many a second.
+        rate_rps: Requests a second.
         scv: Squared coefficient of variation of their gaps.
     """
 
@@ -121,7 +121,7 @@ class RequestStream(NamedTuple):
 
 
 _HARDLY_ANY = RequestStream(1e-6, 0.0)
-"""Requests so rare that only the latency of a single one can be in the way."""
+"""Requests so rare that only the latency of a single one can violate the SLO."""
 
 
 class Option(NamedTuple):
@@ -129,8 +129,8 @@ class Option(NamedTuple):
 
     Attributes:
         process: Its constants.
-        units: What it needs when it has the GPU to itself.
-        figures: k_act, p and c with those.
+        units: Units it needs when it has the GPU to itself.
+        figures: k_act, p and c with these units.
     """
 
     process: Process
@@ -139,11 +139,11 @@ class Option(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One replica of a service that is cut into ``replicas`` equal ones.
+    """One replica of a service that is divided into ``replicas`` equal ones.
 
     Attributes:
         kind: Index of the class of services.
-        replicas: Into how many it is cut.
+        replicas: Number of equal replicas of the service.
         options: For each GPU type the batches with which it fits, the one with the fewest units first.
         memory_bytes: GPU memory of the replica and its standby; 0 where unknown.
         apart: Whether no other replica of its service may share its GPU.
@@ -161,7 +161,7 @@ class Kind(NamedTuple):
 
     Attributes:
         members: Indices of the services.
-        items: The ways to cut one of them, fewest replicas first.
+        items: The ways to divide one of them into replicas, fewest replicas first.
     """
 
     members: tuple[int, ...]
@@ -173,7 +173,7 @@ def kinds_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rul
 
     Raises:
         InfeasibleError: A service can be served on none of the types.
-        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+        ConfigError: No GPU types, two services of one name, or a model unknown to all types.
     """
     if not types:
         raise ConfigError("the fleet has no GPU type", expected="at least one", hint="add one under fleet.gpus")
@@ -193,11 +193,11 @@ def kinds_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rul
 
 
 def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rules) -> tuple[Item, ...]:
-    """The ways to cut one service: up to ``rules.max_replicas`` replicas, or as few as work when more are needed.
+    """The ways to divide a service into replicas: up to ``rules.max_replicas``, or as few as work if more are needed.
 
     Raises:
         InfeasibleError: No number of replicas works on any type.
-        ConfigError: No type knows the model.
+        ConfigError: The model is unknown to all types.
     """
     known = [gpu_type for gpu_type in types if workload.model in gpu_type.profile.models]
     if not known:
@@ -273,7 +273,7 @@ def _options(workload: Workload, stream: RequestStream, gpu_type: GpuType, rules
 
 
 def may_use(workload: Workload, gpu_type: GpuType) -> bool:
-    """Whether a service may be on a type: on spot GPUs only if it says so."""
+    """Whether a service may be on a type: on spot GPUs only if the service allows it."""
     return workload.spot or not gpu_type.spot
 
 
@@ -360,18 +360,18 @@ def limit_ms(
 ) -> float:
     """Time limit of the execution of a full batch (t_gpu) that keeps latency and throughput.
 
-    Evenly spaced requests wait for a full batch: constraints 13 and 14 of the paper, or the full SLO. Random ones are
-    served as many as have gathered; the limit is where the SLO quantile of the waiting and serving time meets the
-    SLO.
+    Evenly spaced requests wait for a full batch: constraints 13 and 14 of the paper, or the full SLO. A batch of random
+    requests holds as many as have gathered; the limit is where the SLO quantile of the waiting and serving time meets
+    the SLO.
 
     Args:
-        rules: What has to be kept.
+        rules: Constraints and choices.
         gpu, model: Coefficients.
         workload: The service.
         stream: The part of its requests that this replica serves.
         batch: Batch size; the largest, for random requests.
         shared: Whether the GPU is shared; transfers may then take longer.
-        known: Limits of random requests found before, by which this one is found sooner.
+        known: Limits of random requests found before, which speed up the search.
 
     Returns:
         Milliseconds; <= 0 when nothing is left for execution.
@@ -413,9 +413,9 @@ def _unlucky(rules: Rules, workload: Workload) -> float:
 
 
 def batches_of(rules: Rules, workload: Workload, stream: RequestStream) -> tuple[int, ...]:
-    """The batches worth considering: all, or powers of two where the size is only the largest of many.
+    """The batch sizes to consider: all for evenly spaced requests, powers of two for random ones.
 
-    Random requests that are in time never gather to more than come within the SLO, give or take.
+    Random requests that are in time gather to hardly more than arrive within the SLO; larger sizes are left out.
     """
     if stream.scv == 0:
         return tuple(range(1, rules.max_batch + 1))
@@ -424,9 +424,9 @@ def batches_of(rules: Rules, workload: Workload, stream: RequestStream) -> tuple
 
 
 def batch_shape(gpu: GpuCoefficients, model: ModelCoefficients, batch: int) -> list[float]:
-    """Execution time of batches of 1 ... ``batch`` as parts of the largest, in the least favourable proportion.
+    """Execution times of batches of 1 ... ``batch`` as fractions of the largest, in the least favourable proportion.
 
-    The less there is to do per request, the more a small batch costs: a whole GPU and company on it are assumed.
+    The less work a request takes, the larger the fraction of a small batch: a whole GPU with neighbours is assumed.
     """
     fixed_ms = model.launch_ms + model.shared_launch_ms + model.kernels * launch_delay_ms(gpu, _COMPANY) + model.k5
     times_ms = [fixed_ms + work(model, size) / (100.0 + model.k4) for size in range(1, batch + 1)]

@@ -1,9 +1,8 @@
 """Replicas that fit on one GPU together, and a lower bound of the units they need there.
 
-Two answers to the same question. :meth:`Packing.fit` finds batches and shares that are within every SLO: what it
-returns can be run. :meth:`Packing.least` bounds from below the units that *any* choice of batches needs: what it rules
-out is impossible, so proofs may rest on it. Both only grow when a replica is added, so no superset of a set that does
-not fit can fit.
+:meth:`Packing.fit` finds batches and shares that are within every SLO: its result can be run. :meth:`Packing.least`
+bounds from below the units that *any* choice of batches needs: a pattern that it rules out is impossible, so proofs may
+rest on it. The units of both only grow when a replica is added, so no superset of a set that does not fit can fit.
 
 The bound takes each neighbour at the least power and cache use it could ever have. What an option needs then follows
 from three numbers of the neighbourhood: the speed of the clock, the stretch by the cache, the delay of launches. Within
@@ -40,7 +39,7 @@ IntArray = npt.NDArray[np.int64]
 Pattern = tuple[int, ...]
 """Indices of items on one GPU, in increasing order, repeated where one item is there more than once."""
 Range = tuple[int, int | None]
-"""Fewest and most GPUs of a type; None for as many as wanted."""
+"""Fewest and most GPUs of a type; None for no upper limit."""
 
 
 class PackedGpu(NamedTuple):
@@ -58,16 +57,16 @@ class PackedGpu(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Units given away."""
+        """Units of all processes."""
         return sum(self.units)
 
 
 class More(NamedTuple):
-    """Processes that will join a pattern, known only by what they come to at least.
+    """Processes that will join a pattern, described only by lower bounds.
 
     Attributes:
         power_w, cache_percent: Least sums, float64 that broadcasts against [patterns, items].
-        processes: How many there are at least.
+        processes: Least number of processes.
     """
 
     power_w: FloatArray
@@ -85,7 +84,7 @@ class Packing:
         power_w, cache_percent: Least power and cache use of each item, float64[items].
         memory_bytes: Memory of each item and its standby, float64[items]; 0 where unknown.
         memory_limit_bytes: Memory of the GPU; infinite where unknown.
-        rivals: Which items no GPU may hold beside each other, bool[items, items]; None where there are none.
+        rivals: Pairs of items that no GPU may hold together, bool[items, items]; None where there are none.
         unsure: Patterns that were not found to fit, without a proof that they do not.
     """
 
@@ -114,7 +113,7 @@ class Packing:
 
         Args:
             patterns: Items of each pattern, int64[patterns, n], n at least 1.
-            more: What else will be there at least, beside the pattern and the item itself.
+            more: Processes that will be there at least, beside the pattern and the item itself.
         """
         power_w = self.power_w[patterns].sum(axis=1)[:, None]
         cache_percent = self.cache_percent[patterns].sum(axis=1)[:, None]
@@ -172,7 +171,7 @@ class Packing:
         Patterns that need more than a GPU at least do not fit. Of the others, the batches that need least are tried.
 
         Returns:
-            Those that were found to fit here; what was settled before is not among them.
+            The patterns that this call found to fit, without those that were settled before.
         """
         found: list[Pattern] = []
         by_size: dict[int, list[Pattern]] = {}
@@ -195,7 +194,7 @@ class Packing:
         return found
 
     def impossible(self, pattern: Pattern) -> bool:
-        """Whether no batches at all make the pattern fit: proven, not just not found."""
+        """Whether it is proven that no batches make the pattern fit."""
         return self.fit(pattern) is None and pattern not in self.unsure
 
     def _barred(self, pattern: Pattern) -> bool:
@@ -231,7 +230,7 @@ class Packing:
     def _hopeful(self, pattern: Pattern) -> list[list[tuple[int, Option]]]:
         """For each item the options that could be part of a fit, with the units each needs at least; fewest first.
 
-        Each is held against the least the others could be, they against it, and so on until nothing changes.
+        Each option is checked against the least that the other items could be, until no option is ruled out any more.
         """
         tables = [self._table(item) for item in pattern]
         table = np.concatenate(tables, axis=1)
@@ -286,7 +285,7 @@ def _rivals(items: Sequence[Item]) -> npt.NDArray[np.bool_] | None:
 def _combinations(
     hopeful: Sequence[Sequence[tuple[int, Option]]], pattern: Pattern, capacity: int
 ) -> Iterator[tuple[Option, ...]]:
-    """Every choice of one option an item whose least units fit together; equal items in one order only."""
+    """Every choice of one option for each item whose least units fit together; equal items in one order only."""
     rest = [0] * (len(pattern) + 1)
     for at in range(len(pattern) - 1, -1, -1):
         rest[at] = rest[at + 1] + hopeful[at][0][0]
@@ -320,7 +319,7 @@ class _Columns(NamedTuple):
     units: FloatArray
 
     def of(self, items: IntArray) -> _Columns:
-        """Those of some items."""
+        """The constants of some items."""
         return _Columns(*(column[items] for column in self))
 
 
@@ -381,8 +380,8 @@ def _undominated(gpu: GpuCoefficients, options: Sequence[Option]) -> list[Option
     """The options that some neighbourhood of the box makes best, judged by the share they need.
 
     Option A needs no more than B wherever (w_A L_B - w_B L_A) s <= (w_A - w_B)(l + k5 z), with work w, limit L, speed
-    s, launch delay l and stretch z; linear in each of s, l and z, so the corners decide. Needing no less alone, rounded
-    to units, is asked for as well.
+    s, launch delay l and stretch z; linear in each of s, l and z, so the corners decide. A must also need no more units
+    than B when alone.
     """
     kept: list[Option] = []
     for option in options:
@@ -426,7 +425,7 @@ def _needed(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Services, GPU types and rules, worked out into items and packings."""
+    """Services and GPU types, with the kinds, items and packings derived from them and the rules."""
 
     workloads: Sequence[Workload]
     types: Sequence[GpuType]
@@ -441,7 +440,7 @@ class Problem:
 
     @property
     def crossed(self) -> bool:
-        """Whether more than shares decides what fits on a GPU: memory, or replicas that stay apart."""
+        """Whether more than shares limits the processes of a GPU: memory, or replicas that stay apart."""
         known = any(packing.memory_limit_bytes < math.inf for packing in self.packings)
         return any(item.apart or (known and item.memory_bytes > 0) for item in self.items)
 
@@ -452,17 +451,17 @@ class Problem:
 
 
 def problem_of(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> Problem:
-    """Work out what can be chosen.
+    """Derive the kinds, items and packings of a problem.
 
     Raises:
         InfeasibleError: A service can be served on none of the types.
-        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+        ConfigError: No GPU types, two services of one name, or a model unknown to all types.
     """
     return _problem(workloads, types, kinds_of(workloads, types, rules))
 
 
 def part_of(problem: Problem, services: Sequence[int]) -> Problem:
-    """The problem of some of the services alone, by their indices: what :func:`problem_of` makes of them."""
+    """The problem of some of the services alone, by their indices: the same as :func:`problem_of` derives for them."""
     kind_of = {member: kind for kind in problem.kinds for member in kind.members}
     members: dict[int, list[int]] = {}
     for index, service in enumerate(services):

@@ -1,9 +1,9 @@
-"""Name a policy, get a plan with its predictions and SLO violations; preset ``best`` is planned here.
+"""Plans by policy name, with their predictions and SLO violations; preset ``best`` is planned here.
 
-Preset ``best`` finds the cheapest GPUs that are within every SLO, with a proof of how much cheaper any plan could be. A
-few services that may not be cut: exact, by :mod:`exact`. Otherwise :mod:`column_generation`, whole numbers by HiGHS,
-and searches that miss nothing to raise the bound until it meets the plan. Many services that all differ:
-:mod:`many_kinds.plan`.
+Preset ``best`` finds the cheapest GPUs that are within every SLO, with a lower bound on the cost of any plan. A few
+services that may not be divided are planned exactly, by :mod:`exact`. Otherwise :mod:`column_generation` finds
+patterns, HiGHS finds whole numbers, and complete searches raise the bound until it meets the plan. Many services that
+all differ are planned by :mod:`many_kinds.planner`.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from joulery.policies.placement.provisioning.replan import follow
 POLICIES = ("best", "igniter", *BASELINES)
 """Names of the policies."""
 PROVEN_KINDS = 12
-"""Up to so many different services a search for a proof is worth its time."""
+"""Most different services for which patterns are searched with a proof."""
 _GAPS = (0.1, 0.03, 0.01, 0.002, 1e-5)
-"""Worth of a layout beyond its GPU, at most, in the searches that raise the bound one after the other."""
+"""Worth of a layout beyond its GPU, at most, in the successive searches that raise the bound."""
 _CASES_MAX = 24
-"""Cases of a mixed fleet that are looked at."""
+"""Most cases of a mixed fleet that are checked."""
 _CUTS_MAX = 4
 """Number of limits on the number of replicas that are tried in the search for a cheaper plan."""
 EQUAL = 1e-6
 """Costs closer than this, as a ratio, are equal."""
 _UNSERVED_FACTOR = 100
-"""Bounds beyond so many times the price of the fleet contain the price of unserved services."""
+"""Bounds beyond this many times the price of the fleet contain the price of unserved services."""
 
 
 def provision(
@@ -81,12 +81,12 @@ def provision(
         policy: One of :data:`POLICIES`.
         workloads: The services.
         types: GPU types with prices.
-        rules: What has to be kept and what ``best`` may choose; the paper's constraints when left out.
-        effort: How hard ``best`` tries.
+        rules: Constraints, and the choices of ``best``; the paper's constraints when left out.
+        effort: Limits on the work of ``best``.
 
     Raises:
         InfeasibleError: A service can be served on none of the types.
-        ConfigError: No such policy, no GPU type, two services of one name, or a model that no type knows.
+        ConfigError: No such policy, no GPU type, two services of one name, or a model unknown to all types.
     """
     rules = rules or Rules()
     _check(policy, workloads, types)
@@ -122,10 +122,10 @@ def followed(
     rules: Rules | None = None,
     max_migrations: int = 0,
 ) -> ProvisionPlan:
-    """A plan for today's services that moves as little as possible of the running one; see :func:`replan.follow`.
+    """A plan for the new services that follows the running one with few migrations; see :func:`replan.follow`.
 
     Raises:
-        InfeasibleError: A service can be served on none of the types, or the GPUs there are do not suffice.
+        InfeasibleError: A service can be served on none of the types, or there are too few GPUs.
         ConfigError: As :func:`provision`.
     """
     rules = rules or Rules()
@@ -140,7 +140,7 @@ def followed(
 def _predicted(
     placed: Sequence[Placed], workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules
 ) -> tuple[tuple[PlannedGpu, ...], tuple[Violation, ...]]:
-    """The GPUs of a plan, on hosts where they matter, and what is predicted to be violated."""
+    """The GPUs of a plan, on hosts where they matter, and the predicted violations."""
     gpus = predict(placed, workloads, types, BatchLimits(workloads, types, rules))
     if rules.domain is FailureDomain.HOST:
         gpus = on_hosts(gpus, types)
@@ -148,7 +148,7 @@ def _predicted(
 
 
 def lower_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
-    """Lower bound of any plan's cost, services uncut where they can be: the baseline of policies that prove nothing.
+    """Lower bound of any plan's cost, services undivided where they can be; for policies that prove no bound.
 
     Exact for a few services; the sum of the shares needed alone for many.
 
@@ -199,11 +199,11 @@ def _check(policy: str, workloads: Sequence[Workload], types: Sequence[GpuType])
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A plan and what is proven about it.
+    """A plan and its proven bound.
 
     Attributes:
         gpus: The GPUs.
-        bound: No plan within the rules is cheaper.
+        bound: Lower bound on any plan within the rules.
     """
 
     gpus: tuple[Placed, ...]
@@ -213,17 +213,17 @@ class Solution:
 def best_plan(
     workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules, effort: Effort | None = None
 ) -> Solution:
-    """The cheapest plan that was found, and a bound on any.
+    """The cheapest plan that was found, and a lower bound on any plan.
 
     Args:
         workloads: The services.
         types: The GPU types with their prices.
-        rules: What has to be kept, and what may be chosen.
-        effort: How hard to try.
+        rules: Constraints and choices.
+        effort: Limits on the work.
 
     Raises:
-        InfeasibleError: A service can be served on none of the types, or the GPUs there are do not suffice.
-        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+        InfeasibleError: A service can be served on none of the types, or there are too few GPUs.
+        ConfigError: No GPU types, two services of one name, or a model unknown to all types.
     """
     problem = problem_of(workloads, types, rules)
     if not workloads:
@@ -267,7 +267,7 @@ def _relaxed(problem: Problem) -> float:
 
 
 def _by_patterns(problem: Problem, effort: Effort) -> Solution:
-    """Column generation; whole numbers and bounds in turn until they meet, or the last gap has been searched."""
+    """Plan by column generation: whole numbers and bounds in turn, until they meet or the last gap was searched."""
     relaxed = volume(problem)
     bound = attainable(problem, relaxed, problem.ranges)
     uncut = Generator(problem, effort, replicas_max=1)
@@ -306,7 +306,7 @@ def _by_patterns(problem: Problem, effort: Effort) -> Solution:
 
 
 def _insist(problem: Problem, effort: Effort, best: Whole, bound: float) -> Whole:
-    """Look for a cheaper plan among fewer choices, wider: few replicas first, then more."""
+    """Look for a cheaper plan by wider searches among fewer choices: few replicas first, then more."""
     wide = replace(effort, beam=3 * effort.beam, patience=3 * effort.patience)
     for replicas_max in sorted({item.replicas for item in problem.items})[:_CUTS_MAX]:
         narrow = Generator(problem, wide, replicas_max=replicas_max)
@@ -325,7 +325,7 @@ def cheaper(best: Whole, other: Whole) -> Whole:
 
 
 def _proven(generator: Generator, relaxation: Relaxation, gap_ratio: float) -> tuple[float, Relaxation, bool]:
-    """The best bound at one gap, the relaxation it ended with, and whether columns were found on the way."""
+    """The best bound at one gap, the relaxation it ended with, and whether new patterns were found."""
     best, more, grew = 0.0, True, False
     while more:
         proven, more = generator.prove(relaxation, gap_ratio)
@@ -336,7 +336,7 @@ def _proven(generator: Generator, relaxation: Relaxation, gap_ratio: float) -> t
 
 
 def branch(problem: Problem, generator: Generator, effort: Effort, best: Whole, bound: float) -> tuple[Whole, float]:
-    """Raise the bound of a mixed fleet by settling how many GPUs of each type there are, a case at a time.
+    """Raise the bound of a mixed fleet by branching on the number of GPUs of a type, one case at a time.
 
     Fractions of a dear GPU are what makes the relaxation cheap; in each case their number is whole.
     """
@@ -365,13 +365,13 @@ def branch(problem: Problem, generator: Generator, effort: Effort, best: Whole, 
 
 
 def _most_fractional(gpus: FloatArray) -> int | None:
-    """The dearest of the types with a fractional number of GPUs, None when all are whole."""
+    """Index of the type whose number of GPUs is farthest from a whole number; None when all are whole."""
     part = np.abs(gpus - np.rint(gpus))
     return int(np.argmax(part)) if float(part.max()) > 1e-6 else None
 
 
 def volume_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules: Rules) -> PlanBound:
-    """The bound that needs no search: :func:`volume`, in whole GPUs."""
+    """The bound from :func:`volume`, in whole GPUs; it needs no search."""
     problem = problem_of(workloads, types, rules)
     relaxed = volume(problem)
     return bound_of(
@@ -383,7 +383,7 @@ def volume_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules:
 
 
 def uncut_plan(problem: Problem, effort: Effort, ranges: Sequence[Range] | None = None) -> tuple[Placed, ...]:
-    """A plan with services whole where they can be: cutting them gains little here and multiplies the patterns.
+    """A plan with services whole where they can be: dividing them gains little here and multiplies the patterns.
 
     Without ``ranges`` it has as many GPUs of each type as it needs, whatever is available.
     """
@@ -395,7 +395,7 @@ def uncut_plan(problem: Problem, effort: Effort, ranges: Sequence[Range] | None 
 
 
 def placed(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> tuple[Placed, ...]:
-    """Name the replicas, drop those beyond what whole services need, and tighten the shares of what is left."""
+    """Assign replicas to the items, drop those beyond whole services, and tighten the shares of the rest."""
     free = _parts(problem, gpus)
     kept: list[tuple[int, Pattern, list[ReplicaLoad]]] = []
     for type_index, pattern in sorted(gpus, key=lambda gpu: (-len(gpu[1]), gpu)):
@@ -418,7 +418,7 @@ def placed(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> tuple[Place
 
 
 def _parts(problem: Problem, gpus: Sequence[tuple[int, Pattern]]) -> list[list[ReplicaLoad]]:
-    """For each item the replicas it has to provide: members of its kind, as many as it makes up whole, in order."""
+    """For each item, the replicas to place: those of as many services of its kind as it serves wholly, in order."""
     count = Counter(item for _, pattern in gpus for item in pattern)
     waiting = [list(reversed(kind.members)) for kind in problem.kinds]
     parts: list[list[ReplicaLoad]] = []
@@ -444,7 +444,7 @@ def proven_infeasible(problem: Problem, bound: float) -> bool:
 
 
 def too_few_gpus(problem: Problem, bound: float, unserved: Sequence[int] = ()) -> InfeasibleError:
-    """The proven error; ``unserved``: services of each kind that the best plan on these GPUs leaves out."""
+    """The error for a proven lack of GPUs; ``unserved``: services of each kind that the best plan leaves out."""
     left = [problem.workloads[problem.kinds[kind].members[0]].id for kind, n in enumerate(unserved) if n]
     there = ", ".join(f"{gpu_type.available} {gpu_type.name}" for gpu_type in problem.types)
     dearest = max(gpu_type.usd_per_hour for gpu_type in problem.types)

@@ -1,7 +1,7 @@
 """Longest time of a batch of random requests that keeps the required part of them within the SLO.
 
-The time is sought in steps of a thousandth of the longest there could be. Where a like one was found before, at a rate
-hardly different, the search begins there; it ends at the same step wherever it begins.
+The search has steps of about a thousandth of the longest possible time. Where a limit for a similar rate is known, the
+search begins near it. The result does not depend on where the search begins.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import NamedTuple
 from joulery.perf.queues.batch_queue import late_ratio
 
 _STEPS = 1 << 10
-"""Steps of the longest time in which a limit is sought."""
+"""Number of steps that the longest possible time is divided into."""
 _NEAR, _WIDER = 1, 4
-"""Steps from the expected one to the first ones tried, and how many times more with each try."""
+"""Distance from the expected step to the first step tried, and the factor on the distance with each try."""
 _FAR = _STEPS // 4
-"""The same where nothing is expected."""
+"""The first distance where no step is expected."""
 _RARE = 1e-12
-"""Late ratios below this are the same in a logarithm."""
+"""Late ratios below this are replaced by it before their logarithm is taken."""
 _STEEP = -6.0
-"""Logarithm of a late ratio, over the greatest that will do, below which it says little of where that one is."""
+"""Logarithm of a late ratio over the greatest allowed one, below which the search bisects and does not interpolate."""
 _KEPT = 48
-"""Rates whose limits are kept for one thing that is sought: those asked for last."""
+"""Number of rates whose limits are kept for each search key; the oldest entry is dropped first."""
 
 
 class KnownLimits:
-    """The steps at which searches ended, by what was sought and the rate."""
+    """The steps at which searches ended, by search key and rate."""
 
     def __init__(self) -> None:
         self._steps: dict[Hashable, dict[float, int]] = {}
 
     def exactly(self, sought: Hashable, rate_rps: float) -> int | None:
-        """The step for this very rate, where it is known."""
+        """The step for exactly this rate; None when it is unknown."""
         return self._steps.get(sought, {}).get(rate_rps)
 
     def expected(self, sought: Hashable, rate_rps: float) -> int:
-        """About where the step is: on the line through those of the two nearest rates; 0 where none is known."""
+        """Estimate of the step, on the line through those of the two nearest rates; 0 where none is known."""
         known = self._steps.get(sought)
         if not known:
             return 0
@@ -51,7 +51,7 @@ class KnownLimits:
         return at if abs(at - first) <= _FAR else first
 
     def keep(self, sought: Hashable, rate_rps: float, step: int) -> None:
-        """Remember where a search ended."""
+        """Store the step at which a search ended."""
         known = self._steps.setdefault(sought, {})
         known[rate_rps] = step
         if len(known) > _KEPT:
@@ -73,12 +73,12 @@ def random_limit_ms(
     Args:
         rate_rps: Arrivals a second.
         scv: Squared coefficient of variation of their gaps.
-        shape: Execution time of batches of 1 ... the largest as parts of the largest.
-        transfer_ms: What each request of a batch adds beside the execution.
+        shape: Execution times of batches of 1 ... the largest size, as fractions of the largest batch's.
+        transfer_ms: Time that each request of a batch adds to the execution.
         deadline_ms: The deadline.
         late: Part of the requests that may miss it.
-        known: Where searches ended before.
-        sought: What is sought: everything above but the rate.
+        known: Results of earlier searches.
+        sought: Key of the search in ``known``: it identifies all of the above but the rate.
 
     Returns:
         0 where no time is short enough.
@@ -104,11 +104,11 @@ class _Queue(NamedTuple):
 
     @property
     def longest_ms(self) -> float:
-        """The longest time there could be."""
+        """The longest possible execution time of a full batch."""
         return min(self.deadline_ms, 1000.0 * len(self.shape) / self.rate_rps)
 
     def late_at(self, step: int) -> float:
-        """The late ratio where a full batch takes so many steps of the longest time."""
+        """The late ratio where a full batch takes ``step`` steps of the longest time."""
         full_ms = self.longest_ms * step / _STEPS
         times_s = [(self.transfer_ms * (size + 1) + full_ms * part) / 1e3 for size, part in enumerate(self.shape)]
         return late_ratio(self.rate_rps, self.scv, times_s, self.deadline_ms / 1e3)
@@ -116,7 +116,7 @@ class _Queue(NamedTuple):
 
 @lru_cache(maxsize=2048)
 def _searched(queue: _Queue, late: float) -> int:
-    """The last step that is short enough, from no expectation: plans of one site ask for the same again and again."""
+    """The last step that is short enough, without an estimate; cached, as plans of one site repeat searches."""
     return _last_step(queue.late_at, late, 0)
 
 
@@ -125,8 +125,8 @@ def _last_step(late_at: Callable[[int], float], late: float, expected: int) -> i
 
     Args:
         late_at: The late ratio at a step; it never falls from one to the next.
-        late: The greatest that will do.
-        expected: About where it is; 0 where that is unknown.
+        late: The greatest late ratio allowed.
+        expected: Estimate of the step; 0 where it is unknown.
     """
     low, high, at, side = 0, _STEPS, expected or _STEPS // 2, 0
     below = above = math.nan  # logarithms of the late ratios at both ends, over the greatest that will do

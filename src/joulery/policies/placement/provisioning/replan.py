@@ -1,4 +1,4 @@
-"""From a running plan to the next: how to follow a change of services by moving little."""
+"""Plans that follow a change of services with few migrations from the running plan."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def follow(
     rules: Rules,
     max_migrations: int = 0,
 ) -> tuple[Placed, ...]:
-    """A plan for today's services that leaves yesterday's where they are, as far as SLOs allow.
+    """A plan for the new services that leaves running processes where they are, as far as SLOs allow.
 
     Shares and batches change in place. A process migrates only when its GPU can no longer keep every service
     within its SLO, or, within ``max_migrations``, when that empties a GPU.
 
     Args:
-        running: What runs.
-        workloads: What is to be served from now on.
+        running: The running GPUs.
+        workloads: The services to be served from now on.
         types: GPU types; those of the running plan are found by name.
-        rules: What has to be kept.
-        max_migrations: Moves that may be spent on giving GPUs back.
+        rules: Constraints and choices.
+        max_migrations: Most migrations for releasing GPUs.
 
     Returns:
-        The GPUs that go on, in their order, then those to be rented.
+        The GPUs that are kept, in their order, then those to be rented.
 
     Raises:
-        InfeasibleError: A service can be served on none of the types, or the GPUs there are do not suffice.
-        ConfigError: No GPU types, two services of one name, or a model that no type knows.
+        InfeasibleError: A service can be served on none of the types, or there are too few GPUs.
+        ConfigError: No GPU types, two services of one name, or a model unknown to all types.
     """
     fleet = _Fleet(problem_of(workloads, types, rules), running)
     fleet.evict()
@@ -48,14 +48,14 @@ def follow(
 
 
 class _Process(NamedTuple):
-    """A replica of today's plan: what it is as an item, and which part of which service."""
+    """A replica of the new plan: the index of its item, and its part of a service."""
 
     item: int
     part: ReplicaLoad
 
 
 class _Fleet:
-    """GPUs while they are being changed.
+    """The GPUs of a plan while it is being changed.
 
     Attributes:
         types: Type of each GPU.
@@ -108,7 +108,7 @@ class _Fleet:
                 processes.remove(largest)
 
     def place_waiting(self) -> None:
-        """Put every waiting process where shares grow least, those that need most first; rent where nowhere."""
+        """Place every waiting process where shares grow least, those that need most first; rent a GPU if none fits."""
         need = [
             min(int(packing.alone[item]) for packing in self.problem.packings)
             for item in range(len(self.problem.items))
@@ -179,7 +179,7 @@ class _Fleet:
                 left -= len(leaving)
 
     def placed(self) -> tuple[Placed, ...]:
-        """The plan."""
+        """The changed plan, with the tightest shares."""
         result = []
         for kind, processes in zip(self.types, self.gpus, strict=True):
             if not processes:

@@ -26,10 +26,10 @@ _S_PER_H = 3600.0
 
 
 class Period(NamedTuple):
-    """A stretch of constant demand.
+    """A period of constant demand.
 
     Attributes:
-        from_s, until_s: When, seconds from the start of the series.
+        from_s, until_s: Its begin and end, seconds from the start of the series.
         rates_rps: Requests a second by service; 0 for none.
     """
 
@@ -48,9 +48,9 @@ class PlannedPeriod:
     """A period and its plan.
 
     Attributes:
-        period: When, and how much.
-        plan: What runs; no GPUs where nothing is asked for.
-        change: Against the period before; None for the first.
+        period: The period with its demand.
+        plan: Its plan; without GPUs where there is no demand.
+        change: Changes from the period before; None for the first.
     """
 
     period: Period
@@ -59,7 +59,7 @@ class PlannedPeriod:
 
     @property
     def migrations(self) -> int:
-        """Processes that run before and in it, on different GPUs."""
+        """Processes that run in the period before and in this one, on different GPUs."""
         return 0 if self.change is None else self.change.migrations
 
 
@@ -68,7 +68,7 @@ class SeriesPlan:
     """Plans for a whole series of demands.
 
     Attributes:
-        periods: In order.
+        periods: The periods, in order.
         peak: The plan for every service's highest rate at once, to compare with.
     """
 
@@ -87,7 +87,7 @@ class SeriesPlan:
 
     @property
     def bound_usd(self) -> float:
-        """No plan within the SLOs of every period costs less; 0 where no period has a bound."""
+        """Lower bound on the cost of any plan within the SLOs of every period; 0 where no period has a bound."""
         return math.fsum(
             each.plan.bound.usd_per_hour * each.period.hours for each in self.periods if each.plan.bound is not None
         )
@@ -99,15 +99,15 @@ class SeriesPlan:
 
 
 def periods_of(steps: Mapping[str, Sequence[tuple[float, float]]], lasts_s: float | None = None) -> tuple[Period, ...]:
-    """The stretches between any two changes of demand.
+    """The periods between changes of demand.
 
     Args:
         steps: ``(from_s, rate_rps)`` by service, from 0 s on, in order; one entry for a constant rate.
-        lasts_s: When the series ends; the last stretch lasts as long as the one before it (an hour, if it is the only
-            one) when None.
+        lasts_s: End of the series; when None, the last period is as long as the one before it (an hour, if it is the
+            only one).
 
     Raises:
-        ConfigError: It ends before its last step begins.
+        ConfigError: The series ends before its last step begins.
     """
     edges = sorted({from_s for mine in steps.values() for from_s, _ in mine})
     end_s = lasts_s if lasts_s is not None else edges[-1] + (edges[-1] - edges[-2] if len(edges) > 1 else _S_PER_H)
@@ -139,11 +139,11 @@ def plan_series(
     """A plan for every period.
 
     Args:
-        policy: Plans the first period, the peak, and fresh plans to compare with.
+        policy: Policy of the first period, of the peak, and of fresh plans to compare with.
         workloads: The services, at their highest rates.
         periods: The demands.
         types, rules: As for :func:`~joulery.policies.placement.provisioning.planner.provision`.
-        max_migrations: How many processes may move from one period to the next, to give GPUs back.
+        max_migrations: Most processes that may migrate from one period to the next, to release GPUs.
 
     Raises:
         InfeasibleError: No plan of some period is within the SLOs.
@@ -169,7 +169,7 @@ def _next(
     *,
     first: bool,
 ) -> tuple[ProvisionPlan, PlanDifference | None]:
-    """The plan of a period that follows on ``before``, and what changes."""
+    """The plan of a period that follows ``before``, and the changes; None for the first."""
     if not now:
         nothing = ProvisionPlan(policy, ())
         return nothing, None if first else difference(before, ())

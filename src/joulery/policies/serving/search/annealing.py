@@ -47,7 +47,7 @@ class AnnealingSchedule:
 
     Attributes:
         start: First temperature.
-        step: Temperature lost with each configuration looked at.
+        step: Temperature lost with each configuration considered.
         floor: Lowest temperature.
         patience: Configurations in a row without a better one before the search ends.
         new_trials: Trials an invocation may spend.
@@ -149,12 +149,12 @@ class AnnealingSearch:
 
     Attributes:
         settled: The best row found that keeps the limit; None while there is none.
-        looked_at: Rows looked at in this invocation, in order, known ones included.
+        looked_at: Rows considered in this invocation, in order, known ones included.
         trials: Rows asked for, in order.
 
     Args:
         proposer: Source of candidates.
-        start: The configuration that runs now, looked at first.
+        start: The configuration that runs now, considered first.
         known: Metrics measured by earlier invocations, by row.
         score: Eq. 3 at the present intensity.
         limit_s: The latency limit.
@@ -203,7 +203,7 @@ class AnnealingSearch:
         return None
 
     def tell(self, candidate: int, metrics: TrialMetrics, /) -> None:
-        """Take in the metrics of ``candidate``, the row last asked for."""
+        """Record the metrics of ``candidate``, the row last asked for."""
         self.trials.append(candidate)
         self._learn(candidate, metrics)
 
@@ -244,10 +244,10 @@ class AnnealingSearch:
 
 @dataclass(slots=True, eq=False)
 class AnnealingMemo:
-    """The search of the invocation in progress, so that a policy without state of its own need not lead it anew.
+    """Cache of the search in progress, so that a policy without state of its own need not replay it.
 
-    A search depends on its setting and on the outcomes of its trials alone. A remembered one therefore goes on exactly
-    as one that is made again.
+    A search depends on its setting and on the outcomes of its trials alone. A cached search therefore continues exactly
+    as a rebuilt one.
     """
 
     _setting: object = None
@@ -264,8 +264,8 @@ class AnnealingMemo:
 
         Args:
             setting: Compared with ``==``: everything that ``begin`` depends on.
-            outcomes: The rows asked for so far, in order, and what they showed.
-            begin: Makes the search before its first trial.
+            outcomes: The rows asked for so far, in order, and their metrics.
+            begin: Builds the search in its state before the first trial.
 
         Raises:
             DataError: The search does not ask for these rows.

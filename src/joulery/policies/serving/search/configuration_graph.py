@@ -1,10 +1,10 @@
 """Clover's configuration graph (SC'23, section 4.2): which variants run on which slices, as a vector of edge weights.
 
-The graph of a service joins variants with slice types; the weight of an edge says how many instances of the variant
-run on slices of that type. Laid out in one fixed order the weights are a vector, and that makes everything simple: two
-GPUs are the sum of two vectors, the distance of two configurations is the L1 distance of their vectors (the number of
-edge units that differ), a configuration that was met before is an equal vector. An edge whose variant does not fit the
-slice's memory is left out of the space, so nothing that is ever proposed cannot run.
+The graph of a service joins variants with slice types; the weight of an edge states how many instances of the variant
+run on slices of that type. In one fixed order the weights are a vector: two GPUs are the sum of two vectors, the
+distance of two configurations is the L1 distance of their vectors (the number of edge units that differ), and a
+configuration that was met before is an equal vector. An edge whose variant does not fit the slice's memory is left out
+of the space, so every proposed configuration can run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class GraphSpace:
         """The row of a configuration.
 
         Raises:
-            InfeasibleError: The space does not hold it: no partition cuts a GPU like that, or it does not fit.
+            InfeasibleError: The space does not contain it: no MIG partition has these slices, or a variant does not
+                fit.
         """
         found = np.flatnonzero((self.graphs == np.asarray(vector, np.int64)).all(axis=1))
         if len(found) == 0:
@@ -82,7 +83,7 @@ class GraphSpace:
         return tuple(found)
 
     def describe(self, vector: Sequence[int]) -> str:
-        """A configuration in words."""
+        """A configuration as text."""
         return ", ".join(f"{variant} on {profile}" for variant, profile in self.instances(vector))
 
     def neighbours(self, row: int, distance: int = NEIGHBOUR_DISTANCE) -> IntArray:
@@ -90,7 +91,7 @@ class GraphSpace:
         return _neighbours(self, row, distance)
 
     def plus(self, other: GraphSpace) -> GraphSpace:
-        """The configurations of the GPUs of both together: every sum of two, once.
+        """The configurations of the GPUs of both spaces together: every distinct sum of two.
 
         Raises:
             ConfigError: The spaces have different variants or slices.
@@ -104,7 +105,7 @@ class GraphSpace:
         return _space(self.variants, self.profiles, rows)
 
     def _packed(self, other: GraphSpace) -> IntArray:
-        """Each row as one whole number in which the sums with rows of ``other`` stay distinct."""
+        """Each row encoded as one integer, such that the sums with rows of ``other`` stay distinct."""
         bases = self.graphs.max(axis=0) + other.graphs.max(axis=0) + 1
         if math.prod(bases.tolist()) >= 1 << 62:
             raise InfeasibleError("too many edges to enumerate every sum", hint="use fewer variants")
@@ -132,12 +133,12 @@ def one_gpu(menu: MigMenu, variants: Sequence[str], disabled: Collection[Edge] =
     """Every configuration of one GPU.
 
     Args:
-        menu: How the GPU can be cut.
-        variants: What can run.
+        menu: MIG partitions of the GPU.
+        variants: Names of the variants.
         disabled: Edges that do not exist, because the variant does not fit the slice's memory.
 
     Raises:
-        InfeasibleError: Every partition has a slice on which nothing runs.
+        InfeasibleError: Every partition has a slice that no variant fits.
     """
     profiles = tuple(profile.name for profile in menu.profiles)
     able = [[(name, profile) not in disabled for name in variants] for profile in profiles]
@@ -212,7 +213,7 @@ def published_partitions(menu: MigMenu) -> tuple[tuple[str, ...], ...]:
 
 
 def _strings(by_profile: Sequence[Sequence[int]]) -> int:
-    """In how many orders the variants can be written onto the slices, slices of one profile being distinct."""
+    """Number of orders in which the variants can be assigned to the slices; slices of one profile are distinct."""
     ways = 1
     for counts in by_profile:
         ways *= math.factorial(sum(counts))
@@ -222,7 +223,7 @@ def _strings(by_profile: Sequence[Sequence[int]]) -> int:
 
 
 def _assignments(counts: Sequence[int], able: Sequence[Sequence[bool]]) -> Iterator[tuple[int, ...]]:
-    """Every way to put variants on so many slices of each profile, as edge weights."""
+    """Every way to put variants on the given number of slices of each profile, as edge weights."""
     choices = []
     for count, fits in zip(counts, able, strict=True):
         usable = [row for row, fit in enumerate(fits) if fit]

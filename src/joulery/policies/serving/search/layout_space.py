@@ -1,4 +1,4 @@
-"""The layouts a search chooses from: ways to cut a machine's cores or GPUs, times the variant on each slice."""
+"""The layouts a search chooses from: partitions of a machine's cores or GPUs, with a variant on each slice."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from joulery.domain.serving.service import Slice, SliceKind
 from joulery.policies.serving.search.configuration_graph import Edge, GraphSpace, one_gpu, published_odds, summed_odds
 
 MOST_LAYOUTS = 5000
-"""Beyond this an exhaustive search is the wrong tool."""
+"""Largest number of layouts for an exhaustive search."""
 _SAMPLED_ROWS = 1500
 """Rows from all over a large space that a search considers beside the neighbours of the best."""
 
 
 def core_partitions(cores: int) -> tuple[tuple[int, ...], ...]:
-    """Every way to cut ``cores`` into slices of 1, 2, 4, 8 ... cores that leaves none over; fewest slices first.
+    """Every partition of ``cores`` into slices of 1, 2, 4, 8 ... cores that leaves none over; fewest slices first.
 
     ``core_partitions(2)`` is ``((2,), (1, 1))``.
     """
@@ -42,12 +42,12 @@ def _sums(total: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def cpu_slices(partition: Sequence[int]) -> tuple[Slice, ...]:
-    """CPU slices of so many cores each."""
+    """CPU slices with the given numbers of cores."""
     return tuple(Slice(SliceKind.CPU, cores=cores) for cores in partition)
 
 
 def layouts(partitions: Sequence[Sequence[Slice]], variants: Sequence[str]) -> tuple[Layout, ...]:
-    """Every assignment of a variant to each slice of each partition, equal ones once.
+    """Every distinct assignment of a variant to each slice of each partition.
 
     Args:
         partitions: Each a set of slices that exist together.
@@ -76,10 +76,10 @@ def slice_menu(partitions: Sequence[Sequence[Slice]]) -> MigMenu:
     """The partitions of this machine's cores or GPUs in the form of a MIG menu.
 
     Args:
-        partitions: Ways to cut the same cores or GPUs.
+        partitions: Partitions of the same cores or GPUs.
 
     Raises:
-        InfeasibleError: There is none.
+        InfeasibleError: There is no slice.
     """
     pieces = sorted({piece for partition in partitions for piece in partition}, key=lambda piece: -size_of(piece))
     if not pieces:
@@ -106,7 +106,7 @@ def size_of(piece: Slice) -> int:
 
 
 def _profile(piece: Slice) -> MigProfile:
-    """A slice as an entry of a menu; only the name of a MIG slice says how much memory it has."""
+    """A slice as an entry of a menu; only the name of a MIG slice states its memory."""
     memory = piece.profile.partition(".")[2].partition("gb")[0]
     return MigProfile(str(piece), size_of(piece), size_of(piece), int(memory) * GIB if memory.isdigit() else 0)
 
@@ -115,7 +115,7 @@ def misfits(menu: MigMenu, memory_bytes: Mapping[str, int]) -> tuple[Edge, ...]:
     """The variants that do not fit a slice's memory, as edges to leave out.
 
     Args:
-        menu: Profiles; one without memory holds anything.
+        menu: Profiles; one without memory holds any variant.
         memory_bytes: Memory of one replica of each variant; 0 while unknown.
     """
     return tuple(
@@ -128,11 +128,11 @@ def misfits(menu: MigMenu, memory_bytes: Mapping[str, int]) -> tuple[Edge, ...]:
 
 @dataclass(slots=True, eq=False)
 class LayoutSpace:
-    """Layouts and their rows in Clover's configuration graph; immutable but for what it caches.
+    """Layouts and their rows in Clover's configuration graph; immutable except for its caches.
 
     Attributes:
         graph: The configurations of one device, or of all devices together.
-        menu: How a device is cut.
+        menu: Partitions of a device.
         copies: How often a configuration runs: once on each device, or once where it covers all devices.
         odds: How likely the published search proposes each row, float64[rows].
     """
@@ -151,17 +151,17 @@ class LayoutSpace:
     def of(
         cls, menu: MigMenu, variants: Sequence[str], disabled: Collection[Edge], devices: int, *, alike: bool = True
     ) -> LayoutSpace:
-        """Every configuration.
+        """The space of every configuration.
 
         Args:
-            menu: How a device is cut.
+            menu: Partitions of a device.
             variants: Least accurate first.
             disabled: Edges that do not exist.
-            devices: How many there are.
-            alike: Whether all devices are cut and filled alike; else each has a configuration of its own.
+            devices: Number of devices.
+            alike: Whether all devices are partitioned and filled alike; else each has a configuration of its own.
 
         Raises:
-            InfeasibleError: However a device is cut, some slice stays empty.
+            InfeasibleError: Every partition has a slice that no variant fits.
         """
         graph = one_gpu(menu, variants, disabled)
         odds = published_odds(graph, menu)
@@ -232,7 +232,7 @@ class LayoutSpace:
 
         Args:
             accuracy_ratio: Accuracy of each variant.
-            least_ratio: The mean accuracy to reach; a thousandth less is let pass, for shares of a finite trial vary.
+            least_ratio: The mean accuracy to reach; a thousandth less passes, because shares of a finite trial vary.
         """
         if least_ratio not in self._accurate:
             each = np.array([accuracy_ratio[name] for name in self.graph.variants])
@@ -242,7 +242,7 @@ class LayoutSpace:
         return self._accurate[least_ratio]
 
     def whole(self, variant: str) -> int:
-        """The row of one variant on devices that are not cut: the slice the menu names first.
+        """The row of one variant on whole devices: on the first slice of the menu.
 
         Raises:
             InfeasibleError: The variant does not fit it.
@@ -251,7 +251,7 @@ class LayoutSpace:
         return self.graph.index(self.graph.vector([(variant, self.menu.profiles[0].name)] * devices))
 
     def surroundings(self, centres: Sequence[int]) -> IntArray:
-        """The neighbours of some rows and rows from all over the space, in order: what a large space is searched by."""
+        """The neighbours of some rows, and rows from all over the space, in order: the candidates in a large space."""
         step = max(1, len(self) // _SAMPLED_ROWS)
         near = [self.graph.neighbours(row) for row in centres]
         return np.asarray(np.unique(np.concatenate([np.arange(0, len(self), step), *near])), np.int64)

@@ -24,15 +24,15 @@ from joulery.policies.serving.search.annealing import TrialMetrics
 from joulery.policies.serving.search.configuration_graph import GraphSpace
 
 _SLICE_EXPONENT = 0.92
-"""A net that fills the GPU slows down with this power of the part it loses (A100: MISO, ParvaGPU measurements)."""
+"""A net that fills the GPU slows down by this power of GPU over slice size (A100: MISO, ParvaGPU measurements)."""
 _SPREAD = np.array([0.05, 0.02])
 """Prior error of the closed form: log latency and log joules of a trial."""
 _LEAST_DOUBT = np.array([0.04, 0.004])
-"""Least error that remains after trials showed the closed form to be nearer."""
+"""Smallest error that is assumed after trials have shown the closed form to be more exact."""
 _GLANCE = np.array([0.12, 0.02])
 """Standard deviation of log latency and log joules assumed where the parameters' own is not computed."""
 _BUSY = 0.6
-"""Utilisation beyond which the queue decides the latency and the closed form grows unsure."""
+"""Utilisation beyond which the queue dominates the latency and the closed form becomes uncertain."""
 _NEAR_SATURATION = 0.8
 """Growth of that uncertainty with utilisation."""
 _REACH = 0.6
@@ -40,7 +40,7 @@ _REACH = 0.6
 _REPEAT = 0.1
 """Part of a residual that is a configuration's own."""
 _ROUNDS = 4
-"""Gauss-Newton steps a fit; the next trial's fit goes on from there."""
+"""Gauss-Newton steps of a fit; the fit after the next trial continues from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Baseline:
     """The measured run that candidates are compared with: the most accurate variant under the reference load.
 
     Attributes:
-        metrics: What it showed; its latency scales the prior.
+        metrics: Measured metrics of the run; the latency scales the prior.
         rate_rps: Requests a second of that run.
         row: Its configuration; the most accurate variant on a whole GPU when None.
         idle_ratio: Assumed part of its joules that idle GPUs take; small where joules are counted above idle.
@@ -62,12 +62,12 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServiceSetting:
-    """The service before the first trial.
+    """Description of a service before its first trial.
 
     Attributes:
         space: The configurations of one GPU, all GPUs alike, or of all GPUs together (``copies`` of 1); its variants in
             order of accuracy, least first.
-        menu: How a GPU is cut.
+        menu: MIG partitions of a GPU.
         accuracy_ratio: Accuracy of each variant, float64[variants].
         gpus: GPUs that serve.
         rate_rps: Demand.
@@ -140,7 +140,7 @@ _HOST_PART = 0.3
 def _profiled_prior(
     setting: ServiceSetting, service_s: FloatArray, request_j: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The same from a measured profile, which knows each variant's times whatever the baseline's queue did."""
+    """As :func:`_prior`, from a measured profile; its times of each variant do not depend on the baseline's queue."""
     variants, slices = service_s.shape
     known = np.isfinite(service_s)
     first, last = known.argmax(axis=1), slices - 1 - known[:, ::-1].argmax(axis=1)  # largest, smallest slice measured
@@ -168,7 +168,7 @@ def _profiled_prior(
 
 
 class LearnedService:
-    """Predicts trials; :meth:`learn` fits it to the trials so far."""
+    """Model of a service that predicts trials; :meth:`learn` fits it to the trials so far."""
 
     def __init__(self, setting: ServiceSetting) -> None:
         self._setting = setting
@@ -217,12 +217,12 @@ class LearnedService:
         self._remember(rows[1:], np.clip(off, -1.0, 1.0)[1:])
 
     def predict(self, rows: IntArray) -> PredictedTrial:
-        """Predicted trials of these rows."""
+        """Predict the trials of some rows."""
         found, slope = self._linearised(rows, np.full(len(rows), self._setting.rate_rps))
         return self._corrected(rows, found, np.einsum("rki,ij,rkj->rk", slope, self._covariance, slope))
 
     def predict_roughly(self, rows: IntArray) -> PredictedTrial:
-        """The same at a fraction of the work: the uncertainty of the parameters is assumed."""
+        """As :meth:`predict`, at a fraction of the work: the uncertainty of the parameters is assumed."""
         found = self._forward(self._at[None], rows, np.full(len(rows), self._setting.rate_rps))[0]
         return self._corrected(rows, found, np.tile(_GLANCE**2, (len(rows), 1)))
 
@@ -280,10 +280,10 @@ class LearnedService:
 
 @dataclass(slots=True, eq=False)
 class FittedServices:
-    """Services fitted to sequences of trials: a memo, so that a policy without state of its own need not fit anew.
+    """Cache of services fitted to sequences of trials, so that a policy without own state need not fit them again.
 
-    A fit starts from the fit to all trials but the last. Equal arguments therefore give equal services, whether
-    they are remembered or fitted again.
+    A fit starts from the fit to all trials but the last. Equal arguments therefore give equal services, whether they
+    are cached or fitted again.
     """
 
     _fits: dict[Any, LearnedService] = field(default_factory=dict)
@@ -292,8 +292,8 @@ class FittedServices:
         """The service fitted to these trials, one after the other in their order.
 
         Args:
-            key: Names the setting.
-            setting: What is known before the first trial.
+            key: Identifies the setting.
+            setting: The service before its first trial.
             known: Trials by row.
         """
         trials = tuple(known.items())
@@ -309,4 +309,4 @@ class FittedServices:
 
 
 _REMEMBERED = 64
-"""Fits that are remembered."""
+"""Largest number of fits that are cached."""

@@ -1,4 +1,4 @@
-"""A search by expected gain: fits a model of the service to its trials and tries only what may be worth it.
+"""A search by expected gain: fits a model of the service to its trials and tries only what may be better.
 
 The paper's annealer treats a configuration as a point in a graph. Here each trial improves the prediction of every
 configuration (:mod:`~joulery.policies.serving.search.learned_service`). The next trial has the greatest expected gain:
@@ -31,7 +31,7 @@ class LearningBudget:
         least_gain_ratio: ... and as a share of the best score so far.
         new_trials: Trials an invocation may spend.
         desperate_trials: Trials it may spend while nothing measured keeps the limit.
-        least_chance: While nothing does, a trial must have at least this chance to.
+        least_chance: While nothing measured keeps the limit, a trial must have at least this chance to keep it.
         shortlist: Candidates whose uncertainty is computed before each trial.
     """
 
@@ -54,9 +54,9 @@ class LearningSearch:
         rows: Rows of the space.
         known: Trials so far, by row.
         score: Eq. 3 at the present intensity, of one trial.
-        scores: The same of accuracies and joules, float64[n].
+        scores: The same for arrays of accuracies and joules, float64[n].
         limit_s: The latency limit.
-        budget: When to stop.
+        budget: Stopping rules.
         least_accuracy_ratio: A less accurate configuration is not settled on.
         among: For a large space: the rows to consider, given the best tried so far.
     """
@@ -117,7 +117,7 @@ class LearningSearch:
         return metrics.latency_s > self._limit_s, -self._score(metrics), row
 
     def tell(self, candidate: int, metrics: TrialMetrics, /) -> None:
-        """Take in the metrics of ``candidate``."""
+        """Record the metrics of ``candidate``."""
         self.trials.append(candidate)
         self._known[candidate] = metrics
 

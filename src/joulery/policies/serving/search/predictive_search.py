@@ -22,7 +22,7 @@ class PredictedChoice:
         layout: The layout.
         metrics: Its prediction; the latency is not corrected.
         latency_s: Latency, corrected by what was observed.
-        feasible: Whether that keeps the SLO.
+        feasible: Whether this latency keeps the SLO.
         tried: Layouts that were judged.
     """
 
@@ -35,7 +35,7 @@ class PredictedChoice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeanestMemo:
-    """The leanest layouts of one search: a policy asks for them every second, and they change with the objectives."""
+    """Cache of the leanest layouts of one search: a policy needs them every second; they change with the objectives."""
 
     _found: dict[tuple[float, frozenset[str]], Layout] = field(default_factory=dict)
 
@@ -51,8 +51,8 @@ class LeanestMemo:
         Args:
             candidates: The layouts of the search.
             predictor: The profile of the search.
-            minimum_accuracy_ratio: What the layout keeps when all replicas are busy.
-            unknown: Variants of unknown times: none of theirs, where there are others.
+            minimum_accuracy_ratio: Mean accuracy that the layout keeps when all replicas are busy.
+            unknown: Variants of unknown times; their layouts are left out where there are others.
         """
         key = (minimum_accuracy_ratio, frozenset(unknown))
         if key not in self._found:
@@ -89,7 +89,7 @@ class PredictiveSearch:
         return max(min(accuracy[variant] for variant in layout.counts) for layout in self.candidates)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The search as a JSON-ready dictionary."""
         return {
             "kind": self.name,
             "candidates": [layout.names() for layout in self.candidates],
@@ -104,7 +104,7 @@ class PredictiveSearch:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+            KeyError, TypeError, ValueError: ``data`` is not what ``as_dict`` writes.
         """
         return cls(
             candidates=tuple(Layout.parse(items) for items in data["candidates"]),
@@ -159,7 +159,7 @@ class PredictiveSearch:
 
         Args:
             goals: The objectives.
-            unknown: Variants of unknown times: none of theirs, where there are others.
+            unknown: Variants of unknown times; their layouts are left out where there are others.
         """
         return self._leanest.layout(self.candidates, self.predictor, goals.minimum_accuracy_ratio, unknown)
 

@@ -1,7 +1,8 @@
-"""Searches by live trials: which layout of a service to try next, and which of those measured to settle on.
+"""Searches by live trials: chooses the layout of a service to try next, and the measured layout to settle on.
 
-A :class:`TrialSearch` holds no state: what was tried is in the policy's :class:`~joulery.policies.serving.state.
-ServiceState`, and the search is made again from that for each question, so that a log replays exactly.
+A :class:`TrialSearch` holds no state: the trials so far are in the policy's
+:class:`~joulery.policies.serving.state.ServiceState`, and the search is rebuilt from that state for each call, so that
+a log replays exactly.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ CLOVER, RANDOM, LEARNING = "clover", "random", "learning"
 _ABOVE_IDLE = 0.02
 """Idle part of live joules, which are counted above idle."""
 _LARGE_SPACE = 4000
-"""Beyond so many layouts the learning search looks at a part of them before each trial."""
+"""Number of layouts beyond which the learning search considers only a part of them before each trial."""
 _FAILED = TrialMetrics(0.0, math.inf, 1e12)
-"""Metrics given to a search for a layout that failed to start or showed nothing."""
+"""Metrics given to a search for a layout that failed to start or gave no data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,8 @@ class Reference:
 
     Attributes:
         layout: The layout that runs where no candidate keeps the objectives.
-        metrics: What it showed.
-        rate_rps: Under which demand, on as many devices as the search has.
+        metrics: Its measured metrics.
+        rate_rps: Demand during that measurement, on as many devices as the search has.
         idle_ratio: Part of its joules that idle devices take.
     """
 
@@ -74,24 +75,24 @@ class TrialSearch:
 
     Attributes:
         accuracy_ratio: Accuracy of each variant.
-        menu: How a device is cut.
-        devices: How many there are.
+        menu: Partitions of a device.
+        devices: Number of devices.
         baseline: The layout compared with: the most accurate variant on every slice of one partition, on all devices.
         base_g_per_kwh: Carbon intensity of the baseline.
         disabled: Edges (variant, slice) that do not fit.
         base_pue, pue: Facility energy per IT energy of the baseline, and now.
         method: ``clover`` (the paper's annealer), ``learning``, or ``random`` (the paper's BLOVER).
-        seed: Of the random draws: one number or several.
-        budget: What a search may spend.
-        alike: Whether all devices are cut and filled alike; else each has a configuration of its own.
-        as_published: Whether the annealer settles on the best of what it looked at in its own search, and tries layouts
-            below the minimum accuracy; else it settles on the best of everything measured, and does not.
+        seed: Seed of the random draws: one number or several.
+        budget: Trial budget of one search.
+        alike: Whether all devices are partitioned and filled alike; else each has a configuration of its own.
+        as_published: Whether the annealer settles on the best layout that its own search considered, and tries layouts
+            below the minimum accuracy; else it settles on the best of all measured layouts, and does not try those.
         reference: The measured baseline; None to measure it in the first trial.
         predictor: Predicts layouts from the measured profile; None for no profile.
         space: The layouts; built from the other fields when None.
 
     Raises:
-        InfeasibleError: However a device is cut, some slice stays empty.
+        InfeasibleError: Every partition has a slice that no variant fits.
     """
 
     accuracy_ratio: Mapping[str, float]
@@ -135,7 +136,7 @@ class TrialSearch:
         return max(self.accuracy_ratio.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The search as a JSON-ready dictionary."""
         return {
             "kind": self.name,
             **{name: getattr(self, name) for name in _PLAIN},
@@ -153,7 +154,7 @@ class TrialSearch:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+            KeyError, TypeError, ValueError: ``data`` is not what ``as_dict`` writes.
         """
         menu, seed = dict(data["menu"]), data["seed"]
         menu["profiles"] = tuple(MigProfile(**profile) for profile in menu["profiles"])
@@ -172,7 +173,7 @@ class TrialSearch:
     def over(
         self, accuracy_ratio: Mapping[str, float], disabled: tuple[Edge, ...], predictor: Predictor
     ) -> TrialSearch:
-        """The same search over other variants, or with another profile of them; nothing fitted so far holds for it.
+        """The same search over other variants, or with another profile of them; it starts without earlier fits.
 
         Args:
             accuracy_ratio: Accuracy of each variant to choose from.
@@ -180,7 +181,7 @@ class TrialSearch:
             predictor: Predicts layouts from the profile.
 
         Raises:
-            InfeasibleError: However a device is cut, some slice stays empty.
+            InfeasibleError: Every partition has a slice that no variant fits.
         """
         fresh: dict[str, Any] = {"space": None, "_fits": FittedServices(), "_annealing": AnnealingMemo()}
         return replace(self, accuracy_ratio=accuracy_ratio, disabled=disabled, predictor=predictor, **fresh)
@@ -299,7 +300,7 @@ class TrialSearch:
 
         Args:
             goals: The objectives.
-            unknown: Variants of unknown times: none of theirs, where there are others.
+            unknown: Variants of unknown times; their layouts are left out where there are others.
         """
         if self.predictor is None or not self._measured:
             return None
@@ -341,7 +342,7 @@ class TrialSearch:
     def _annealed(
         self, goals: ServiceObjectives, state: ServiceState, baseline: MeasuredLayout
     ) -> tuple[AnnealingSearch, LayoutSpace]:
-        """The search of this invocation, led through what it asked for so far."""
+        """The search of this invocation, replayed through the trials that it asked for so far."""
         space, limit_s = self._allowed(goals, state.excluded), goals.slo.latency_s
         before = state.known[: state.known_before]
         random = state.random or RandomState.seeded(*((self.seed,) if isinstance(self.seed, int) else self.seed))
@@ -371,13 +372,13 @@ class TrialSearch:
 
     @staticmethod
     def _shown(space: LayoutSpace, known: Sequence[MeasuredLayout], limit_s: float) -> dict[int, TrialMetrics]:
-        """Metrics of measured layouts for a search, by row; without those it may not try."""
+        """Metrics of measured layouts for a search, by row; layouts that it may not try are left out."""
         return {row: item.for_search(limit_s) for item in known if (row := space.row(item.layout)) is not None}
 
     def _start(
         self, goals: ServiceObjectives, state: ServiceState, space: LayoutSpace, baseline: MeasuredLayout
     ) -> int:
-        """The row a search begins at: what ran, else the best known, else the baseline's variant on whole devices."""
+        """The row a search begins at: the layout that ran, else the best known, else the baseline or its variant."""
         row = None if state.start is None else space.row(state.start)
         if row is not None:
             return row
@@ -389,7 +390,7 @@ class TrialSearch:
         return space.whole(space.graph.variants[-1])
 
     def _ask_learning(self, goals: ServiceObjectives, state: ServiceState, baseline: MeasuredLayout) -> Layout | None:
-        """The layout that the learned model expects to gain most by; None when none is worth a trial."""
+        """The layout with the largest expected gain in the learned model; None when none is worth a trial."""
         space, limit_s = self._allowed(goals, state.excluded | state.skipped), goals.slo.latency_s
         newest, row = baseline, space.row(baseline.layout)
         if self.reference is None:

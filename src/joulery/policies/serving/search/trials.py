@@ -1,4 +1,4 @@
-"""Live trials: what one has shown so far, what is kept of it, and what a search may spend on them."""
+"""Live trials: the verdict on a sample, the outcome that is kept, and the trial budget of a search."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class TrialBudget:
     """Trial budget of one search.
 
     Attributes:
-        count: Trials.
+        count: Largest number of trials.
         count_infeasible: Trials while nothing measured keeps the SLO; ``count`` when None.
-        clock_s: Seconds, from the search's first trial.
-        longest_s: Seconds a trial.
+        clock_s: Seconds that the search may take, from its first trial.
+        longest_s: Seconds that a trial may take.
         min_requests: Requests without which a trial never counts as keeping the SLO.
         energy_tolerance_ratio: Half-width of the joules' interval, relative, that ends a trial early.
         retry_s: After a search that found nothing feasible, seconds before an SLO violation starts another one, and
@@ -66,9 +66,9 @@ class MeasuredLayout:
 
     Attributes:
         layout: The layout that was tried.
-        metrics: What it showed; the latency is the estimate.
+        metrics: Measured metrics; the latency is the estimate.
         latency_low_s, latency_high_s: Confidence interval of the latency.
-        requests: Requests that it rests on.
+        requests: Number of requests behind the metrics.
         rate_rps: Demand during the trial.
         at_s: End of the trial, Unix seconds.
     """

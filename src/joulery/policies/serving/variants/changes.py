@@ -1,6 +1,6 @@
-"""A service's variants change while it serves: one joins, one leaves, or the times of one that joined become known.
+"""Handles changes of a service's variants while it serves: one joins, one leaves, or its times become known.
 
-A policy names the variants that it chooses from (its *family*); its state remembers those of its last step. Where they
+A policy names the variants that it chooses from (its *family*); its state holds those of its last step. Where the two
 differ, the trial that runs ends, what trials showed of layouts without the variants that left stays known, and a search
 over the new family begins. While the SLO is threatened that search waits; a layout whose own variant left is replaced.
 """
@@ -23,7 +23,7 @@ FAMILY = "family"
 
 
 def family_of(variants: Iterable[str], assumed: Iterable[str] = ()) -> Family:
-    """A family as policies and their states name it, sorted.
+    """A family in the form that policies and their states hold, sorted.
 
     Args:
         variants: Names of its variants.
@@ -34,16 +34,16 @@ def family_of(variants: Iterable[str], assumed: Iterable[str] = ()) -> Family:
 
 
 def family_from(data: Mapping[str, Any]) -> Family:
-    """The family in what a policy logged; none where it named none.
+    """The family in a policy's dictionary; empty where it has none.
 
     Raises:
-        TypeError, ValueError: It is no family.
+        TypeError, ValueError: The entry is not a family.
     """
     return tuple((str(name), bool(assumed)) for name, assumed in data.get(FAMILY, ()))
 
 
 def change_words(then: Family, now: Family) -> str:
-    """``third joined and small left``; ``the times of third are known``; empty for no change."""
+    """The change as text: ``third joined and small left`` or ``the times of third are known``; empty for no change."""
     before, after = dict(then), dict(now)
     joined, left = [name for name in after if name not in before], [name for name in before if name not in after]
     parts = [f"{', '.join(joined)} joined"] * bool(joined) + [f"{', '.join(left)} left"] * bool(left)
@@ -54,7 +54,7 @@ def change_words(then: Family, now: Family) -> str:
 
 
 def followed(state: ServiceState, now: Family) -> ServiceState:
-    """The state of a policy whose family is another than at its last step.
+    """The state after a change of the policy's family since its last step.
 
     Args:
         state: The state.
@@ -91,9 +91,9 @@ def followed(state: ServiceState, now: Family) -> ServiceState:
 
 
 def seen_by(family: Family, seen: Observation) -> Observation:
-    """An observation without variants that left: they are steered to no more, and measure no layout.
+    """The observation without variants that left: no request is steered to them, and they measure no layout.
 
-    Variants whose times are assumed are left out of what is steered and of what shows how slow the machine is.
+    Variants whose times are assumed are left out of steering and of the measure of how slow the machine is.
     """
     if not family:
         return seen
@@ -114,5 +114,5 @@ def has_left(family: Family, layout: Layout | None) -> bool:
 
 
 def decision_kind(state: ServiceState, seen: Observation) -> str:
-    """Whether the layout decided on is kept; after a change of the family its replicas load other variants."""
+    """Kind of the decision: keep the layout that runs, or set it, as after a change of the family."""
     return KEEP_LAYOUT if state.layout == seen.running and state.cause != FAMILY else SET_LAYOUT

@@ -1,10 +1,10 @@
 """Request shares of several language models: Clover's objective, a request at a time, within an SLO.
 
 The models of a family answer the same requests with different accuracy and joules: a large and a small one, or two
-precisions. All of them run; only the shares of the requests change. So what is saved are joules of requests, not the
-idle power of servers.
+precisions. All of them run; only the shares of the requests change. This saves joules of requests, not the idle power
+of servers.
 
-The objective is linear in the shares, so that its best is one model, or two at the accuracy floor. The joules of an
+The objective is linear in the shares, so the best choice is one model, or two at the accuracy floor. The joules of an
 answer are measured while serving; a model whose joules are not known yet answers a small share until they are.
 """
 
@@ -46,9 +46,9 @@ class ModelSeen:
         ready: Whether its engine accepts requests.
         energy_j: Joules an answer, mean of the latest; NaN while unknown.
         latency_s: The SLO's quantile of its latest answers; NaN for too few.
-        wait_s: How long a request that arrives now waits for the engine, predicted.
+        wait_s: Predicted wait for the engine of a request that arrives now.
         ttft_s: The SLO's quantile of its latest times to the first token; NaN for too few, or without such an SLO.
-        expected_ttft_s: That time of a request that arrives now, predicted; NaN without such an SLO.
+        expected_ttft_s: Predicted time to the first token of a request that arrives now; NaN without such an SLO.
     """
 
     name: str
@@ -67,7 +67,7 @@ class FamilySeen:
     Attributes:
         now_s: Unix seconds.
         g_per_kwh: Carbon intensity; NaN while unknown.
-        models: Its models.
+        models: Observations of the family's models.
     """
 
     now_s: float
@@ -75,7 +75,7 @@ class FamilySeen:
     models: tuple[ModelSeen, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: NaN is null."""
+        """The observation as a JSON-ready dictionary; NaN is null."""
         models = [
             {name: None if value != value else value for name, value in asdict(one).items()} for one in self.models
         ]
@@ -87,7 +87,7 @@ class FamilySeen:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            KeyError, TypeError: It is not what ``as_dict`` writes.
+            KeyError, TypeError: ``data`` is not what ``as_dict`` writes.
         """
         models = tuple(_model_seen(one) for one in data["models"])
         g_per_kwh = math.nan if data["g_per_kwh"] is None else float(data["g_per_kwh"])
@@ -96,13 +96,13 @@ class FamilySeen:
 
 @dataclass(frozen=True, slots=True)
 class FamilyState:
-    """State of the policy.
+    """State of a :class:`LanguageFamilyPolicy`.
 
     Attributes:
         shares: The shares decided on; empty before the first decision.
-        decided_s: When.
-        slow_s: Of each model that threatened the SLO, when it did last.
-        cautions: Of each of them, caution about choosing it again.
+        decided_s: Time of that decision.
+        slow_s: Time of the last threat to the SLO by each model that threatened it.
+        cautions: Caution about choosing each of these models again.
     """
 
     shares: Weights = ()
@@ -161,7 +161,7 @@ class LanguageFamilyPolicy:
         return max(self.accuracy_ratio, key=lambda name: self.accuracy_ratio[name])
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that it takes to decide the same again."""
+        """The policy as a JSON-ready dictionary with all that is needed to repeat its decisions."""
         return {
             "service": self.service,
             "accuracy_ratio": dict(self.accuracy_ratio),
@@ -179,13 +179,13 @@ class LanguageFamilyPolicy:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not what ``as_dict`` writes.
+            KeyError, TypeError, ValueError: ``data`` is not what ``as_dict`` writes.
         """
         ttft = Slo(**data["ttft"]) if data.get("ttft") else None
         return cls(**{**data, "objectives": ServiceObjectives.from_dict(data["objectives"]), "ttft": ttft})
 
     def initial(self) -> FamilyState:
-        """Nothing decided yet."""
+        """The state before the first decision."""
         return FamilyState()
 
     def step(self, state: FamilyState, observation: FamilySeen, /) -> Step[FamilyState]:
@@ -222,9 +222,9 @@ class LanguageFamilyPolicy:
         return self.ttft is not None and max_known(one.ttft_s, one.expected_ttft_s) > self.ttft.latency_s
 
     def _usable(self, state: FamilyState, seen: FamilySeen) -> tuple[list[ModelSeen], str]:
-        """The models that may answer, and why others may not although they answer now; empty for no such reason.
+        """The models that may answer, and the reason why others that answer now may not; empty for none.
 
-        Where none is left, the one with the shortest wait of those that are ready.
+        Where none is left, the model with the shortest wait of those that are ready may answer.
         """
         slow = state.slow(seen.now_s)
         ready = [one for one in seen.models if one.ready] or list(seen.models)
@@ -243,7 +243,7 @@ class LanguageFamilyPolicy:
         return max(self.accuracy_ratio[one.name] for one in usable) >= self.objectives.minimum_accuracy_ratio - 1e-12
 
     def _best(self, usable: Sequence[ModelSeen], seen: FamilySeen) -> tuple[Weights, str]:
-        """The best shares, and why in words; models of unknown joules answer a part until they are known."""
+        """The best shares, and the reason as text; models of unknown joules answer a part until these are known."""
         known = [one for one in usable if one.energy_j > 0]
         unknown = [one.name for one in usable if not one.energy_j > 0]
         if not known or self._base_j(seen) is None:
@@ -254,7 +254,7 @@ class LanguageFamilyPolicy:
         return self._with_trials(best, unknown), words
 
     def _with_trials(self, shares: Weights, unknown: Sequence[str]) -> Weights:
-        """Shares in which models of unknown joules answer a little, as far as the accuracy floor allows."""
+        """The shares with a small part for each model of unknown joules, as far as the accuracy floor allows."""
         mixed = dict(shares)
         for name in unknown:
             trial = {**{other: (1 - _MEASURED_SHARE) * share for other, share in mixed.items()}}

@@ -1,12 +1,12 @@
-"""A variant that joined a running service answers a small share of the requests until its times are known.
+"""Gives a variant that joined a running service a small share of the requests until its times are known.
 
-Until then its times are assumed: it may be much slower than planned. So it is no choice of a search and none of the
-variants that protect the SLO. Where replicas keep it loaded, it answers 2 % of the requests at most, or half of what
-the SLO's quantile lets be late, one request a second at most, and only while nothing waits behind that request. It
-answers none for a minute after a sign that it is slow: one of its answers took longer than the SLO, or a request has
-been with it for so long, or the SLO was threatened.
+Until then its times are assumed: it may be much slower than planned. So no search chooses it, and it is not one of the
+variants that protect the SLO. Where replicas keep it loaded, it answers 2 % of the requests at most, or half of the
+share that the SLO's quantile allows to be late, one request a second at most, and only while nothing waits behind that
+request. It answers none for a minute after a sign that it is slow: one of its answers took longer than the SLO, or a
+request has been with it for so long, or the SLO was threatened.
 
-Where requests cannot be steered, one replica at most is planned with it; after such a sign none for ten minutes.
+Where requests cannot be steered, at most one replica is planned with it; after such a sign none for ten minutes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from joulery.policies.serving.policy import ServicePolicy
 
 JOINED = "joined"
-"""Cause of the decisions that have such a variant answer, or answer no more."""
+"""Cause of the decisions that give such a variant a share of the requests, or take it away."""
 _SHARE_RATIO, _LATE_PART, _MOST_RPS = 0.02, 0.5, 1.0
 _PAUSE_S, _DOUBT_S = 60.0, 600.0
 _MARK_RPS = 1e-3
-"""Rate of the step with the share: no service is that slow, so that the step is recognised."""
+"""Rate that marks the step with the share: no service is that slow."""
 _PLAIN = MixStep(1.0, 0.0)
-"""Each replica's own variant, in front of any queue: the last step of a mix holds there."""
+"""The step in which each replica answers with its own variant; the last step of a mix holds for any queue."""
 
 
 def assumed(family: Family) -> frozenset[str]:
@@ -64,7 +64,7 @@ def first_share(slo: Slo, rate_rps: float, variants: int) -> float:
 
 
 def slow(seen: Observation, names: Sequence[str], slo: Slo) -> str:
-    """Evidence that one of these variants is slower than the SLO, as a phrase; empty for nothing."""
+    """Evidence that one of these variants is slower than the SLO, as a phrase; empty for none."""
     for name in names:
         held_s = seen.held_s.get(name, 0.0)
         if held_s > slo.latency_s:
@@ -88,8 +88,8 @@ def introduced(step: Step[ServiceState], seen: Observation, policy: ServicePolic
     """The step of a policy with the first share of the variants whose times are assumed.
 
     Args:
-        step: What it decides without them.
-        seen: The observation as it was made, with them.
+        step: The policy's step without them.
+        seen: The original observation, with them.
         policy: The policy.
     """
     names = sorted(assumed(policy.family).intersection(seen.loaded))

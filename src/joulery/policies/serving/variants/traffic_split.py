@@ -1,4 +1,4 @@
-"""A stated split of a service's requests among its variants: a canary, or one variant beside another.
+"""Splits a service's requests among its variants by stated shares: a canary, or one variant beside another.
 
 The partition is chosen as for a fixed policy: the one that keeps the SLO with the fewest joules, with service times and
 joules blended by the shares. Every replica keeps all variants of the split loaded, and the shares are kept to within
@@ -39,9 +39,9 @@ class SplitState:
     Attributes:
         service: The state of the policy that chooses the partition.
         asked: Variants whose loading was decided on last.
-        asked_s: When, Unix seconds.
-        slow: What shows that a variant of a smaller share is slower than the SLO, as a phrase; empty for nothing.
-        slow_s: When that was seen last, Unix seconds.
+        asked_s: Time of that decision, Unix seconds.
+        slow: Evidence that a variant of a smaller share is slower than the SLO, as a phrase; empty for none.
+        slow_s: Time of the latest evidence, Unix seconds.
     """
 
     service: ServiceState = field(default_factory=ServiceState)
@@ -53,7 +53,7 @@ class SplitState:
 
 @dataclass(frozen=True, slots=True)
 class TrafficSplit:
-    """Has the variants of a service answer stated shares of its requests.
+    """Gives each variant of a service a stated share of its requests.
 
     Attributes:
         policy: Chooses the partition, with the variant of the largest share on every slice.
@@ -87,7 +87,7 @@ class TrafficSplit:
         return max(self.shares, key=lambda one: one[1])[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that it takes to decide the same again."""
+        """The policy as a JSON-ready dictionary with all that is needed to repeat its decisions."""
         return {**self.policy.as_dict(), SHARES: dict(self.shares)}
 
     @classmethod
@@ -95,7 +95,7 @@ class TrafficSplit:
         """The inverse of :meth:`as_dict`.
 
         Raises:
-            DataError: It is not what ``as_dict`` writes.
+            DataError: ``data`` is not what ``as_dict`` writes.
         """
         rest = {name: value for name, value in data.items() if name != SHARES}
         try:
@@ -105,7 +105,7 @@ class TrafficSplit:
         return cls(ServicePolicy.from_dict(rest), shares)
 
     def initial(self) -> SplitState:
-        """Nothing decided yet."""
+        """The state before the first decision."""
         return SplitState()
 
     def step(self, state: SplitState, observation: Observation, /) -> Step[SplitState]:
@@ -133,7 +133,7 @@ class TrafficSplit:
         return self.policy.queue_limit(state.service, self._as_one(seen))
 
     def _judged(self, state: SplitState, seen: Observation) -> SplitState:
-        """The state with what shows now that a variant of a smaller share is too slow; forgotten after a pause."""
+        """The state with the present evidence that a variant of a smaller share is too slow; cleared after a pause."""
         slo, main_s = self.policy.objectives.slo, seen.occupied_s.get(self.main, 0.0)
         others = [name for name, _ in self.shares if name != self.main and name in seen.loaded]
         phrase = slow(seen, others, slo) if main_s <= slo.latency_s else ""
@@ -142,7 +142,7 @@ class TrafficSplit:
         return replace(state, slow="") if seen.now_s - state.slow_s >= _PAUSE_S else state
 
     def _as_one(self, seen: Observation) -> Observation:
-        """The observation as one of a service whose answers all come from one variant, blended by the shares."""
+        """The observation as one of a service whose answers all come from one variant, blended by their answers."""
         counts = {name: count for name, count in seen.served.items() if name in seen.occupied_s}
         answers = sum(counts.values())
         busy_s = math.fsum(count * seen.occupied_s[name] for name, count in counts.items())
@@ -167,7 +167,7 @@ class TrafficSplit:
         return Decision(SET_LAYOUT, self.service, running.names(), self.name, reason, "split")
 
     def _mix(self, seen: Observation) -> VariantMix:
-        """The shares as weights of the variants that are loaded; each replica's own takes what is left."""
+        """The shares as weights of the loaded variants; each replica's own variant takes the rest."""
         weights = tuple((name, share) for name, share in self.shares if name != self.main and name in seen.loaded)
         # The last step of a mix holds in front of any queue: rate and delay do not matter.
         return VariantMix((MixStep(1.0, 0.0, weights),)) if weights else OWN

@@ -1,1 +1,1 @@
-"""The nodes of a cluster while a site is served: metered and priced, ordered by their grids, asleep while empty."""
+"""Meter the nodes of a cluster while a site is served, rank them by their grids, and let empty ones sleep."""

@@ -1,4 +1,4 @@
-"""The nodes of a cluster while a site is served: metered, priced at their own grids, and in the order of these."""
+"""Account the nodes of a cluster while a site is served: joules by their meters, grams by their grids, and ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlacedNode:
 
     Attributes:
         name: Its name.
-        address: Its address, as the cluster knows it.
+        address: Its address in the cluster.
         grid: Its carbon intensity.
     """
 
@@ -57,15 +57,15 @@ class NodeLedger:
     """Joules and grams of every node of a cluster.
 
     Args:
-        read: Asks the meters of all nodes.
+        read: Reads the meters of all nodes.
         placed: The nodes that the site file names; others that answer are counted without grams.
         pue: Facility energy per IT energy.
         now_s: Unix seconds.
-        warn: Receives what a person should know; each text may come again.
+        warn: Receives warnings; a text may be repeated.
 
     Attributes:
-        asleep: Names of the nodes that were sent to sleep and are not back; kept by another.
-        present: Addresses of the nodes that answered the last look.
+        asleep: Names of the nodes that were sent to sleep and are not back; set by another object.
+        present: Addresses of the nodes that answered the last reading.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class NodeLedger:
         self.asleep: Collection[str] = frozenset()
 
     async def look(self) -> None:
-        """Read every meter, and book the joules since the last look at the grids' intensities."""
+        """Read every meter, and book the joules since the last reading at the grids' intensities."""
         async with self._looking:
             await self._look()
 
@@ -116,7 +116,7 @@ class NodeLedger:
                 self._warn(f"node {account.name} ({address}) is not in the Ray cluster: it is no longer metered")
 
     def _book(self, answers: Answers, at_s: float) -> None:
-        """Book what the meters have counted since the last look, at the intensities of a time."""
+        """Book the joules that the meters counted since the last reading, at the intensities of a time."""
         grown: dict[str, NodeReading] = {}
         for address, answer in answers.items():
             account = self._accounts.get(address) or self._add(address)
@@ -133,7 +133,7 @@ class NodeLedger:
             account.covered_s += grown[address].covered_s
 
     def _add(self, address: str) -> _Account:
-        """A node that the site file does not name."""
+        """Add the account of a node that the site file does not name."""
         found = self._accounts[address] = _Account(address, address, None)
         self._warn(
             f"node {address} has no carbon source: its joules are counted, its grams are not; list it, "
@@ -154,9 +154,9 @@ class NodeLedger:
         return NodeReading(**fields)
 
     def order(self, policy: NodeOrder) -> bool:
-        """Rank the named nodes by their grids now, lost ones last; whether the ranks have changed.
+        """Rank the named nodes by their grids now, lost ones last; return whether the ranks have changed.
 
-        A node that sleeps has its place: it may be woken.
+        A sleeping node keeps its place, because it may be woken.
         """
         gone = {account.name for account in self._accounts.values() if account.gone} - set(self.asleep)
         known = {name: math.nan if name in gone else each for name, each in self.intensities().items()}

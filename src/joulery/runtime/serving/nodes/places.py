@@ -12,12 +12,12 @@ from joulery.runtime.serving.nodes.sleep import SleepingNodes, nodes_of
 
 
 class NodePlaces:
-    """The nodes of a site.
+    """Order of a site's nodes for the placement of replicas.
 
     Args:
         names: All of them, in the order of the site file.
         sleep: Those that may sleep.
-        specs: Every replica now.
+        specs: Returns every present replica.
 
     Attributes:
         ranks: The order of their grids, 0 for the cleanest.
@@ -29,10 +29,10 @@ class NodePlaces:
         self.ranks: dict[str, int] = {}
 
     def order(self) -> tuple[str, ...]:
-        """The nodes, those first that replicas are placed on while others are empty.
+        """The nodes in the order in which replicas are placed on them while others are empty.
 
-        Nodes that cannot sleep come first, for they take their power anyway; then cleaner grids; then nodes that have
-        replicas already.
+        Nodes that cannot sleep come first, because they draw their power anyway; then cleaner grids; then nodes that
+        have replicas already.
         """
         running = nodes_of(self._specs())
         places = {name: at for at, name in enumerate(self._names)}
@@ -44,5 +44,5 @@ class NodePlaces:
         )
 
     def assigned(self, used: SliceAssignment, cut: tuple[Slice, ...]) -> tuple[tuple[Slice, str], ...]:
-        """The slices of a cut, sorted, each with its node."""
+        """The slices of a partition, sorted, each with its node."""
         return on_first(used, cut, [f"{NODE}{name}" for name in self.order()])

@@ -1,7 +1,8 @@
 """Nodes of a cluster that sleep while they are empty.
 
-A node that no replica is on sleeps after a while, by the command of the site file, and is woken before a layout runs
-that needs it. The setting is leased: it is taken back when the session ends, and by the watchdog when its process dies.
+A node without replicas is sent to sleep after a while by the command of the site file, and is woken before a layout
+that needs it runs. The setting is leased: it is reverted when the session ends, and by the watchdog when its process
+dies.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from joulery.runtime.session.driver import APPLIED, FAILED
 SLEEP_NODE, WAKE_NODE = "sleep_node", "wake_node"
 WANTED = "replicas are to run on it"
 RETRY_S = 600.0
-"""Between two commands for a node that failed."""
+"""Seconds between two commands for a node that failed."""
 PATIENCE = 2.0
-"""A node that is woken may take this many times what its site file says, before it is given up."""
+"""A node may take this many times the waking time of its site file before it is given up."""
 _LOOK_S = 1.0
-"""Between two looks whether a node is there."""
+"""Seconds between two checks whether a node is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,11 @@ class SleepRule:
 
     Attributes:
         name: Its name.
-        address: Its address, as the cluster knows it.
-        after_s: For how long it must have been empty.
-        wakes_s: What it takes to come back.
-        device: What has it sleep and wakes it.
-        spec: How another process opens that, for the watchdog.
+        address: Its address in the cluster.
+        after_s: Seconds for which it must have been empty.
+        wakes_s: Seconds that it takes to come back.
+        device: Device that sends it to sleep and wakes it.
+        spec: How another process opens that device, for the watchdog.
     """
 
     name: str
@@ -55,14 +56,14 @@ class SleepRule:
 
 @dataclass(frozen=True, slots=True)
 class SleepWorld:
-    """Environment of the nodes.
+    """Access to replicas, cluster, log and clock.
 
     Attributes:
-        specs: Every replica now.
+        specs: Returns every present replica.
         present: Addresses of the nodes that answer.
         record: Keeps a decision and its outcome.
         now_s: A clock that never goes back; Unix seconds for the log.
-        pause: Waits.
+        pause: Waits for a number of seconds.
     """
 
     specs: Callable[[], Iterable[ReplicaSpec]]
@@ -73,12 +74,12 @@ class SleepWorld:
 
 
 class SleepingNodes:
-    """The nodes that may sleep.
+    """Sends empty nodes to sleep, and wakes them.
 
     Args:
-        rules: When each sleeps, and how; none where no node does.
+        rules: Sleep rule of each node; empty where no node sleeps.
         holder: Holds the leases; None where there are no rules.
-        world: What is around them.
+        world: Access to replicas, cluster, log and clock.
 
     Attributes:
         asleep: Those that were sent to sleep and are not back.
@@ -102,7 +103,7 @@ class SleepingNodes:
 
     @asynccontextmanager
     async def needed(self, specs: Iterable[ReplicaSpec]) -> AsyncIterator[None]:
-        """No node of these replicas is sent to sleep while the block runs."""
+        """Send no node of these replicas to sleep while the block runs."""
         names = nodes_of(specs)
         self._needed.update(names)
         try:
@@ -115,14 +116,14 @@ class SleepingNodes:
         return nodes_of(specs) & self.asleep
 
     async def wake(self, names: Collection[str] | None = None) -> None:
-        """Wake those nodes that are not there, and wait until they are.
+        """Wake the nodes that are not in the cluster, and wait until they are back.
 
         Args:
             names: The nodes; every one that may sleep when None.
 
         Raises:
-            ActuationError: One did not come back, or has failed to within the last ten minutes.
-            CapabilityError: Its command is not there.
+            ActuationError: A node did not come back, or failed to within the last ten minutes.
+            CapabilityError: The command of a node is missing.
         """
         asked = [rule for name, rule in self._rules.items() if names is None or name in names]
         if not asked:
@@ -156,10 +157,10 @@ class SleepingNodes:
         self._owed.discard(rule.name)
 
     async def _still_away(self, rules: Sequence[SleepRule], begin_s: float) -> list[SleepRule]:
-        """Look once; those that are back are awake. Waits where some are not.
+        """Check once which nodes are back, and mark them awake; return the others, after a pause if there are any.
 
         Raises:
-            ActuationError: One has taken too long.
+            ActuationError: A node has taken too long.
         """
         there, took_s = await self._world.present(), self._world.now_s() - begin_s
         for rule in rules:
@@ -202,7 +203,7 @@ class SleepingNodes:
                     await self._send_to_sleep(rule, now_s - since_s)
 
     async def _returned(self, present: Collection[str]) -> None:
-        """Notice nodes that others have woken: what this process set is no more, and its lease ends."""
+        """Find nodes that others have woken, and end their leases: the setting of this process no longer holds."""
         for name in tuple(self.asleep):
             if self._rules[name].address not in present:
                 self._left.add(name)

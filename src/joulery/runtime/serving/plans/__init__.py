@@ -1,1 +1,1 @@
-"""Plans that run: instances on their shares of GPUs, their standbys, and the change from one plan to the next."""
+"""Run plans: instances on their shares of GPUs, their standbys, and the change from one plan to the next."""

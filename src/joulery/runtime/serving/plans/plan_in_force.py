@@ -1,4 +1,4 @@
-"""A plan and where it runs: which GPU or core stands for each GPU of it, and the processes of its instances.
+"""A plan and the devices it runs on: the GPU or cores for each GPU of the plan, and the processes of its instances.
 
 Where CPU cores stand for the plan's GPUs, a group of cores stands for each GPU and an instance's share of the GPU is a
 quota of those cores' time. On GPUs a share is one of MPS, and a slice is a MIG instance, which the instance's
@@ -32,7 +32,7 @@ from joulery.policies.placement.standby import (
 Models = Mapping[tuple[str, str], ModelRef]
 """Loaded models, by service and variant."""
 MIG, MPS = "mig", "mps"
-"""Divisions of a GPU of this machine."""
+"""Ways to divide a GPU of this machine."""
 _ROUNDING_PERCENT = 1e-6
 _LATE = frozenset({Outcome.DEADLINE, Outcome.OVERLOADED, Outcome.UNAVAILABLE, Outcome.CRASHED})
 
@@ -43,8 +43,8 @@ class PlannedReplica:
 
     Attributes:
         watched: Its SLO, and the share of its standby.
-        original: Its process as the plan says.
-        standby: The process that stands by; None where the plan leaves no room for one, and on slices.
+        original: Its process as planned.
+        standby: Its standby process; None where the plan leaves no room for one, and on slices.
         count: How many such processes it has.
     """
 
@@ -74,14 +74,14 @@ class PlannedReplica:
 
 @dataclass(frozen=True, slots=True)
 class PlanInForce:
-    """A plan and where it runs.
+    """A plan and the devices it runs on.
 
     Attributes:
         gpus: The plan.
         cores: The CPU cores that stand for each GPU; its index in ``shared``, where that names any.
         replicas: Its instances.
         shared: GPUs of this machine that it may run on; empty where cores stand for GPUs.
-        cut: Those of them that are cut into slices; processes share the others under MPS.
+        cut: Those of them with a MIG partition; processes share the others under MPS.
         switched_s: When standbys became active, by instance; grows while the plan runs.
         renewed: Instances with a new standby beside the active one; grows while the plan runs.
     """
@@ -140,13 +140,13 @@ class PlanInForce:
 
     @property
     def policy(self) -> StandbyPolicy:
-        """Watches its instances."""
+        """The policy that watches its instances."""
         return StandbyPolicy(tuple(one.watched for one in self.replicas), taken_over=tuple(self.switched_s.items()))
 
     def keep_corrections(self, before: PlanInForce) -> None:
-        """Leave standbys active that took over under the plan before, where this plan changes nothing for them.
+        """Keep standbys active that took over under the previous plan, where this plan changes nothing for them.
 
-        The model that plans is the one that was wrong about them: planned afresh, they would be late again.
+        The planning model was wrong about these instances: planned afresh, they would be late again.
         """
         was = {one.watched.key: one for one in before.replicas}
         used = [100.0 * gpu.share_ratio for gpu in self.gpus]
@@ -192,7 +192,7 @@ class PlanInForce:
 
 
 def _words(each: PlannedInstance) -> str:
-    """An instance: its share and batch, or its variant, slice and processes."""
+    """An instance as text: its share and batch, or its variant, slice and processes."""
     if not each.slice:
         return f"{each.workload} {100 * each.share_ratio:g} % x{each.batch}"
     several = f" by {each.processes} processes" if each.processes > 1 else ""
@@ -246,7 +246,7 @@ def cores_for(
         gpus: The plan.
         cores: The cores that may be used.
         size: Cores that stand for one GPU, by its type; 1 where it is not named.
-        kept: GPUs that go on, with the cores they have.
+        kept: GPUs that continue, with their present cores.
 
     Raises:
         CapabilityError: There are not enough cores.
@@ -278,15 +278,15 @@ def devices_for(
 ) -> tuple[tuple[int, ...], ...]:
     """The GPU of this machine that stands for each GPU of a plan, by its index in ``names``.
 
-    A GPU with slices, or with several processes of one model, needs one that may be cut; shares need one that may not.
-    What has a GPU to itself takes one that may not be cut first, for the others cannot.
+    A GPU with slices, or with several processes of one model, needs one that may have a MIG partition; shares need one
+    that may not. An instance with a GPU to itself first takes one that may not, because slices cannot use those.
 
     Args:
         gpus: The plan.
         names: GPUs of this machine.
-        cut: Those that may be cut.
-        kept: GPUs of the plan that go on, with what they are on.
-        running: GPUs of this machine that another plan runs on meanwhile: none of them is cut anew.
+        cut: Those that may have a MIG partition.
+        kept: GPUs of the plan that continue, with their present places.
+        running: GPUs of this machine that another plan runs on meanwhile: none of them gets a new partition.
 
     Raises:
         CapabilityError: There are not enough of a kind.
@@ -318,14 +318,14 @@ def devices_for(
 
 
 def kinds_for(gpu: PlannedGpu) -> tuple[str, ...]:
-    """Divisions of a GPU of this machine that stand for one of a plan, the best first."""
+    """Divisions of a GPU of this machine that suit a GPU of a plan, the best first."""
     if gpu.sliced:
         return (MIG,)
     return (MPS, MIG) if all(each.slice for each in gpu.instances) else (MPS,)
 
 
 def goes_on(old: PlannedGpu, new: PlannedGpu) -> bool:
-    """Whether the slices of one GPU are there already on another's cut: no instance in use has to be destroyed."""
+    """Whether the old GPU's partition already has the slices of the new one: no instance has to be destroyed."""
     if not (old.sliced or new.sliced):
         return True
     return not Counter(each.slice for each in new.instances) - Counter(each.slice for each in old.instances)
@@ -334,9 +334,9 @@ def goes_on(old: PlannedGpu, new: PlannedGpu) -> bool:
 def kept_places(
     before: PlanInForce, gpus: Sequence[PlannedGpu], same_gpu: Sequence[int | None]
 ) -> dict[int, tuple[int, ...]]:
-    """Places where GPUs of the next plan go on: where their processes are, or on a cut that has their slices already.
+    """Places where GPUs of the next plan continue: with their processes, or on a partition that has their slices.
 
-    A GPU in use is never cut anew, for its processes would have to end first.
+    A GPU in use never gets a new partition, because its processes would have to end first.
 
     Args:
         before: The plan in force.
@@ -376,7 +376,7 @@ def planned_replicas(
         models: What is loaded, by service and variant.
         watched: Its instances, in order.
         devices: For each GPU the one of this machine that it runs on; empty where cores stand for it.
-        cut: Those of them that are cut into slices.
+        cut: Those of them with a MIG partition.
     """
     instances = [(index, each) for index, gpu in enumerate(gpus) for each in gpu.instances]
     return tuple(

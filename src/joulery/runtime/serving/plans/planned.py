@@ -1,4 +1,4 @@
-"""A provisioning plan, running: its instances, their standbys, and the next plan when services come and go.
+"""Run a provisioning plan: its instances, their standbys, and the next plan when services come and go.
 
 Each original has a standby beside it, loaded and warm, where the plan leaves room for one; an instance on a MIG slice
 has none, for a slice does not grow. Where a plan has several variants of a service, the engine keeps its shares of the
@@ -40,7 +40,7 @@ from joulery.steady_time import unix_s
 RUN_PLAN, RENEW_STANDBY = "run_plan", "renew_standby"
 REJECTED = "rejected"
 WATCH_S = 0.5
-"""Time between two looks at the latencies: twice a second (section 5.3)."""
+"""Seconds between two readings of the latencies: twice a second (section 5.3)."""
 WINDOW_S = 1.0
 """The shortest span they are taken over (section 4.2: every second)."""
 
@@ -108,7 +108,7 @@ class PlanControl:
         self._history.add_decision(DecisionRecord(unix_s(), decision, APPLIED, await self._apply(self.plan)))
 
     def revise(self, revision: Revision) -> None:
-        """Refuse: a changed site file is a changed plan.
+        """Refuse a revision: a changed site file needs a new plan.
 
         Raises:
             ActuationError: Always.
@@ -124,7 +124,7 @@ class PlanControl:
         cause: str = "services",
         why: str = "",
     ) -> None:
-        """Go over to another plan: what it leaves as it is runs on untouched.
+        """Change to another plan; instances that it does not change continue untouched.
 
         Args:
             gpus: The plan.
@@ -132,10 +132,10 @@ class PlanControl:
             models: What is loaded, by service and variant.
             slos: Each service's SLO from now on.
             cause: Why: ``services``, ``load``, ``intensity`` or ``latency``.
-            why: The same in words; empty where the cause says it all.
+            why: The cause as text; empty where ``cause`` is sufficient.
 
         Raises:
-            JouleryError: It cannot be run; the old plan runs on.
+            JouleryError: The plan cannot be run; the old plan continues.
         """
         async with self._turn:
             change = difference(self.plan.running, running_of(gpus))
@@ -170,7 +170,7 @@ class PlanControl:
             self._note_layouts()
 
     async def _apply(self, plan: PlanInForce) -> str:
-        """Run a plan in the engine; the text says what changed and how long that took."""
+        """Run a plan in the engine; return a text on the changes and on how long they took."""
         specs = [spec for one in plan.replicas for spec in one.processes(plan.switched_s, plan.renewed)]
         # Every engine that runs plans steers requests: a plan takes the embedded one.
         cast(Steering, self._engine).set_next_mixes(plan.mixes)
@@ -183,7 +183,7 @@ class PlanControl:
         )
 
     def _note_layouts(self) -> None:
-        """Keep which layout answers for each service from now on."""
+        """Record the layout that answers for each service from now on."""
         for one in self._services.values():
             planned = [each for each in self.plan.replicas if each.watched.workload == one.name]
             specs = [each.answering(self.plan.switched_s) for each in planned]

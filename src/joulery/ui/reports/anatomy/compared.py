@@ -17,16 +17,16 @@ from joulery.ui.reports.anatomy.page import as_tree, page, phase_trees, with_pha
 from joulery.ui.reports.anatomy.text import plain_table, print_titled
 
 CHANGES = 3
-"""Up to so many runs beside the first, the table for a terminal says in percent what changed."""
+"""Maximum number of runs beside the first for which the table for a terminal shows changes in percent."""
 HEAT = 5
 """Shades of the cells of a matrix, beside none (``heat-1`` ... of the style sheet)."""
 _NAME, _RUN = 40, 16
-"""Columns of a terminal that a name takes at least, and a run about."""
+"""Minimum width of a name, and approximate width of a run, in columns of a terminal."""
 Cell = Callable[[float], str]
 
 
 def text_width(comparison: Comparison) -> int:
-    """Columns that the comparison takes where nothing limits them."""
+    """Width of the comparison where nothing limits it, in columns."""
     return _NAME + _RUN * len(comparison.names)
 
 
@@ -42,7 +42,7 @@ def print_comparison(comparison: Comparison, console: Console, *, top: int) -> N
 
 
 def comparison_page(comparison: Comparison, runs: Sequence[RunAnatomy], *, top: int) -> str:
-    """The page: matrices, changes, and the anatomy of each run side by side."""
+    """The comparison as a page: matrices, changes, and the anatomy of each run side by side."""
     return page(" · ".join(comparison.names), _body(comparison, runs, top))
 
 

@@ -1,7 +1,7 @@
-"""Several traced runs side by side: how alike, what got better or worse, layer by layer.
+"""Compare traced runs: their similarity, and their changes layer by layer.
 
 Source: Smaragdine (ICSE'24), section 6.1 and Figure 9: correlation (PCC) and mean difference (MED) of the summarised
-footprints, joules and watts. Where every run says how many steps it recorded, joules are per step.
+footprints, joules and watts. Where every run states its number of recorded steps, joules are per step.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Change:
     """One row of the table: a layer, module, operation or phase.
 
     Attributes:
-        name: What it is about.
-        energy_j: Of each run; NaN where the run has no such row.
+        name: Name of the layer, module, operation or phase.
+        energy_j: Energy of each run; NaN where the run has no such row.
         error_j: Standard error of each over its steps; NaN where not known.
         significant_j: Smallest change of each run against the first that is significant; NaN where not known.
     """
@@ -37,11 +37,11 @@ class Change:
     significant_j: tuple[float, ...] = ()
 
     def change_j(self, run: int) -> float:
-        """Against the first run; NaN where one of the two has no such row."""
+        """Change of a run's energy against the first run, J; NaN where one of the two has no such row."""
         return self.energy_j[run] - self.energy_j[0]
 
     def significant(self, run: int) -> bool | None:
-        """Whether the change is beyond what steps vary by; None where that is not known."""
+        """Whether the change exceeds the variation of the steps; None where that is not known."""
         least = self.significant_j[run] if self.significant_j else math.nan
         change = self.change_j(run)
         return None if math.isnan(least) or math.isnan(change) else abs(change) > least
@@ -52,13 +52,13 @@ class Comparison:
     """Runs compared.
 
     Attributes:
-        names: Of the runs.
+        names: Names of the runs.
         per_step: Whether joules are per step.
         common: Summarised operations that all runs have.
         energy_pcc, energy_med_j: Every run against every other; MED is the row's run minus the column's.
         power_pcc, power_med_w: The same of watts.
-        by: What the changes are about.
-        changes: By energy of the first run.
+        by: Grouping of the changes.
+        changes: Rows of the table, by energy of the first run.
     """
 
     names: tuple[str, ...]
@@ -77,8 +77,8 @@ def compare(runs: Sequence[RunAnatomy], *, by: str = "layer", folds: Sequence[Fo
 
     Args:
         runs: At least two.
-        by: ``module``, ``layer``, ``op`` or ``phase``: what the table of changes is about.
-        folds: How names of different models are made alike; for correlation and mean difference self-similar layers
+        by: ``module``, ``layer``, ``op`` or ``phase``: the grouping of the table of changes.
+        folds: Rules that unify the names of different models; for correlation and mean difference self-similar layers
             are folded too.
 
     Raises:
@@ -147,7 +147,7 @@ def _grouped(run: RunAnatomy, by: str, folds: Sequence[Fold], factor: float) -> 
 
 
 def _freedom(run: RunAnatomy) -> int:
-    """Degrees of freedom of the standard errors of a run: its steps, less one a session."""
+    """Degrees of freedom of the standard errors of a run: its steps, less one per session."""
     sessions = run.run.manifest.get("tracing", {}).get("sessions", ())
     return sum(max(0, int(session["steps"]) - 1) for session in sessions)
 

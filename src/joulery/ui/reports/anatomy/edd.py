@@ -40,10 +40,10 @@ def edd_svg(root: Node, *, depth: int = 4, width: int = 1080, height: int = 560,
     """The diagram of a tree.
 
     Args:
-        root: Its top.
+        root: Root of the tree.
         depth: Levels below the top that are shown; one that has a single child does not count.
         width, height: Of the picture, pixels.
-        standalone: Whether it carries its own style, for a file of its own.
+        standalone: Whether it contains its style, for a separate file.
     """
     parts: list[Html] = []
     _draw(root, _Box(1, 1, width - 2, height - _SCALE - 2), depth, root.energy_j, parts, root.name or "all")
@@ -78,7 +78,7 @@ def edd_svg(root: Node, *, depth: int = 4, width: int = 1080, height: int = 560,
 
 
 def _scale(total_j: float, height: float) -> Iterator[Html]:
-    """The colours and what they stand for: shares of the whole, and the joules of that."""
+    """Draw the colours and their meaning: shares of the whole, and the joules of these."""
     top = height - _SCALE + 10
     for step in range(HEATS):
         least = 10 ** (4 * step / HEATS - 4)

@@ -1,4 +1,4 @@
-"""A tensor energy footprint in the forms other tools read: flame graphs, speedscope, Perfetto, CSV, Parquet."""
+"""Export a tensor energy footprint to the formats of other tools: flame graphs, speedscope, Perfetto, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def as_parquet(footprint: TensorFootprint) -> bytes:
 
 
 def stacks(footprint: TensorFootprint) -> Iterator[tuple[tuple[str, ...], float]]:
-    """(device, phase, components of the name) and joules of each row that used any."""
+    """(device, phase, components of the name) and joules of each row with energy."""
     rows = zip(footprint.op, footprint.device, footprint.phase, footprint.energy_j.tolist(), strict=True)
     for op, device, phase, joules in rows:
         if joules > 0:
@@ -85,7 +85,7 @@ def stacks(footprint: TensorFootprint) -> Iterator[tuple[tuple[str, ...], float]
 
 
 def as_folded(footprint: TensorFootprint) -> str:
-    """Folded stacks weighted in joules, as ``flamegraph.pl`` and its kin read them."""
+    """Folded stacks weighted in joules, for ``flamegraph.pl`` and similar tools."""
     lines = sorted(
         f"{';'.join(part.replace(';', ':') for part in stack)} {joules:.9f}" for stack, joules in stacks(footprint)
     )

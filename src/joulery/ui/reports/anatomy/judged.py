@@ -1,4 +1,4 @@
-"""Precision of traced runs: the paper's two similarities, and what the sensor resolves."""
+"""Precision of traced runs: the paper's two similarities, and the resolution of the sensor."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Seen:
 
     Attributes:
         device: Its name.
-        resolution_s: How often the sensor is renewed; the slowest of the runs.
-        estimator: What gave the operations their energy.
-        share: Share of the energy by what the sensor sees of the operations it went to.
+        resolution_s: Update interval of the sensor; the longest of the runs.
+        estimator: Method that attributed energy to the operations.
+        share: Share of the energy by how well the sensor resolves the operations.
         error_ratio: Two standard errors over the steps, energy-weighted mean; NaN where no steps are known.
     """
 
@@ -40,14 +40,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Confidence in runs.
+    """Precision of runs.
 
     Attributes:
-        names: Of the runs.
+        names: Names of the runs.
         base_s: Sampling period of each run.
         asss: Mean similarity at each sparser period, seconds to PCC; periods shorter than a run's own are left out.
         assw: Similarity of the mean of the first n runs with the mean of all, n from 1; empty for one run.
-        seen: By device.
+        seen: Resolution of each device.
     """
 
     names: tuple[str, ...]
@@ -58,7 +58,7 @@ class Judgement:
 
 
 def judge(runs: Sequence[RunAnatomy], periods_s: Sequence[float]) -> Judgement:
-    """Judge runs; several are taken for repetitions of one program.
+    """Judge the precision of runs; several runs count as repetitions of one program.
 
     Raises:
         DataError: A run keeps no events, or two share fewer than two operations.
@@ -124,7 +124,7 @@ def as_object(judgement: Judgement) -> dict[str, Any]:
 
 
 def print_judgement(judgement: Judgement, console: Console) -> None:
-    """Print the similarities and what is resolved."""
+    """Print the similarities and the resolution of each device."""
     if judgement.asss:
         table = plain_table("period", "PCC")
         for period, value in judgement.asss.items():

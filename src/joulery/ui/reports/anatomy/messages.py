@@ -1,4 +1,4 @@
-"""Notes for the reader of a tensor energy footprint, in words."""
+"""Notes on a tensor energy footprint, as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORDS = {
 
 
 def sight_notes(footprint: TensorFootprint) -> list[str]:
-    """Share of the energy that belongs to operations that the sensor cannot resolve, in words."""
+    """Notes on the share of the energy of operations that the sensor cannot resolve."""
     attributed = footprint.attributed_j
     if not attributed > 0:
         return []

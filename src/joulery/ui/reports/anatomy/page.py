@@ -1,4 +1,4 @@
-"""The anatomy of a run as one HTML page that needs nothing else: pictures, a tree to click into, every row."""
+"""The anatomy of a run as one self-contained HTML page: pictures, an expandable tree, and the operations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def anatomy_page(title: str, footprint: TensorFootprint, spans: Html | None, *, 
     """The page of one footprint.
 
     Args:
-        title: What it is of.
+        title: Title of the page.
         footprint: Joules by operation, folded or not.
         spans: The picture of power over time; None where events are not kept.
         top: Bars to draw.
@@ -87,7 +87,7 @@ def _shades(shades: Sequence[tuple[str, str]]) -> Html:
 
 
 def phase_trees(footprint: TensorFootprint) -> list[Node]:
-    """One tree a phase, the one that used most first; phases without energy are left out."""
+    """One tree per phase, the one with most energy first; phases without energy are left out."""
     trees = [tree(footprint, phase=phase, root=phase or "other") for phase in sorted(set(footprint.phase))]
     return sorted((node for node in trees if node.energy_j > 0), key=lambda node: -node.energy_j)
 
@@ -98,7 +98,7 @@ def with_phases(phases: Sequence[Node]) -> Node:
 
 
 def as_tree(node: Node, level: int = 0) -> dict[str, Any]:
-    """A tree as the script of the page reads it; levels beyond a person's patience are cut."""
+    """A tree as JSON for the script of the page; levels beyond :data:`_LEVELS` are left out."""
     written: dict[str, Any] = {"n": node.name, "e": node.energy_j, "s": node.runtime_s, "c": node.count}
     shown = sorted((child for child in node.children if child.energy_j > 0), key=lambda child: -child.energy_j)
     if shown and level < _LEVELS:
@@ -166,7 +166,7 @@ _ROW, _LABEL = 24, 12
 
 
 def bars_svg(footprint: TensorFootprint, *, top: int = 10, width: int = 1080) -> Html:
-    """The ``top`` rows by energy: joules as bars, both powers as words."""
+    """The ``top`` rows by energy: joules as bars, both powers as text."""
     energy = np.nan_to_num(footprint.energy_j)
     order = np.argsort(-energy, kind="stable")[:top].tolist()
     most = float(energy[order[0]]) if order else 0.0

@@ -1,4 +1,4 @@
-"""Power over time with what ran underneath: one row of spans for each level of modules."""
+"""Power over time, and below it the modules that ran: one row of spans for each level of modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spans_svg(trace: EventTrace, power: Sequence[PowerTrace], window_ns: tuple[i
     Args:
         trace: The events.
         power: The readings; those of the accelerator that ran most, else of the host.
-        window_ns: What to draw.
+        window_ns: The window to draw, nanoseconds.
         width: Of the picture, pixels.
     """
     device = _busiest(trace)

@@ -1,4 +1,4 @@
-"""A tensor energy footprint for a terminal: devices, then the operations that used most."""
+"""Print a tensor energy footprint on a terminal: devices, then the operations that used most energy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from joulery.domain.format import count, duration, si
 from joulery.ui.reports.anatomy.messages import share_text, sight_notes
 
 WIDTH = 110
-"""Columns where there is no terminal to ask."""
+"""Width where there is no terminal, columns."""
 
 
 def plain_table(*columns: str, words: Collection[str] = ()) -> Table:
@@ -30,20 +30,20 @@ def plain_table(*columns: str, words: Collection[str] = ()) -> Table:
 
 
 def print_titled(console: Console, title: str, table: Table) -> None:
-    """A table under its title, and an empty line."""
+    """Print a table under its title, and an empty line."""
     console.print(Text(title, style="bold"))
     console.print(table)
     console.print()
 
 
 def as_text(print_to: Callable[[Console], None], *, width: int = WIDTH) -> bytes:
-    """Output of a function, as wide as the terminal, with its colours where there is one.
+    """Capture the output of a function, with the width and the colours of the terminal if there is one.
 
-    Printed in one go: on a closed pipe rich would end the program by itself.
+    It is captured to be printed in one go: on a closed pipe rich would end the program by itself.
 
     Args:
-        print_to: Prints.
-        width: Columns where there is no terminal to ask; at least :data:`WIDTH`.
+        print_to: The function, which prints to a console.
+        width: Columns where there is no terminal; at least :data:`WIDTH`.
     """
     terminal = Console(highlight=False)
     console = Console(

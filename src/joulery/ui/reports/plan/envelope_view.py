@@ -1,4 +1,4 @@
-"""An envelope on the terminal and as a page: what is best at which load and price, and how far look-ups may be off."""
+"""An envelope on the terminal and as a page: the best plan by load and price, and the error of look-ups."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from joulery.ui.reports.plan.joint_text import watts
 from joulery.ui.reports.plan.shares_text import pictures, usd
 
 _SHOWN = 6
-"""Loads with a block of lines, at most."""
+"""Maximum number of loads that are shown."""
 _OFF_RATIO = 0.005
-"""Stretches of loads whose look-ups may be farther off are named."""
+"""Error of look-ups above which a range of loads is named."""
 _NAMED = 3
 _COLORS = ("var(--v0)", "var(--v1)", "var(--v2)", "var(--v3)", "var(--v4)", "var(--v5)")
 _HEADINGS = ("load", "price", "GPUs", "power", "carbon", "rent", "accuracy", "plan")
 _POINTS = 120
-"""Loads of a line in the picture."""
+"""Number of loads of each line in the picture."""
 
 
 def envelope_view(envelope: Envelope) -> RenderableType:
-    """Best plans at a few loads, by price; then how sure that is."""
+    """Best plans at a few loads, by price; then the errors of look-ups."""
     shown = Table(box=None, pad_edge=False)
     for heading in _HEADINGS:
         shown.add_column(heading, justify="left" if heading == "plan" else "right")
@@ -74,7 +74,7 @@ def sentences(envelope: Envelope) -> list[str]:
 def found_view(
     plan: ProvisionPlan, name: str, regret: Regret, saved_ratio: float | None = None
 ) -> list[RenderableType]:
-    """A plan that was looked up, or made again because the envelope knew too little; what that saved."""
+    """A plan that was looked up, or made again because the envelope was too uncertain, and the saving of that."""
     certificate = plan.certificate
     assert certificate is not None
     proven = f"; proven at most {percent(regret.proven_ratio)}" if math.isfinite(regret.proven_ratio) else ""

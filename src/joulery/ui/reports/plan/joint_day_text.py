@@ -1,4 +1,4 @@
-"""A series of joint plans on the terminal: a line a period, then the total beside what else one would do."""
+"""A series of joint plans on the terminal: one line per period, then the total beside its alternatives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAME_PERCENT = 0.05
 
 
 def day_view(day: DayPlan) -> RenderableType:
-    """One line a period, then the total."""
+    """One line per period, then the total."""
     shown = Table(box=None, pad_edge=False)
     for heading in _HEADINGS:
         shown.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""A joint plan on the terminal: clocks and watts GPU by GPU, the bound, the simulation, what things are worth."""
+"""A joint plan on the terminal: clocks and watts GPU by GPU, the bound, the simulation, the worth of changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORTH_SHOWN = 6
 
 
 def joint_view(made: SitePlan, plan: ProvisionPlan, explain: bool) -> list[RenderableType]:
-    """The headline, the picture, the table, the simulation, the comparison; with ``explain`` what things are worth."""
+    """The headline, the picture, the table, the simulation, the comparison; with ``explain`` the worth of changes."""
     certificate = plan.certificate
     assert certificate is not None
     parts: list[RenderableType] = [_headline(plan, certificate), Text(), *pictures(plan), Text(), _table(plan)]

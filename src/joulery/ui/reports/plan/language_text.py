@@ -57,7 +57,7 @@ def commands(plan: LanguagePlan) -> list[str]:
 
 
 def judgement(plan: LanguagePlan) -> list[str]:
-    """Results of the simulation of each kind of replica, in words."""
+    """Results of the simulation of each kind of replica, as text."""
     lines = []
     for each in plan.replicas:
         limits = {part.name: part for part in each.parts}

@@ -47,7 +47,7 @@ def _legend(colors: dict[tuple[str, str], str]) -> Html:
 
 
 def _picture(plan: LayoutPlan, colors: dict[tuple[str, str], str]) -> Html:
-    """A bar a layout: slices as wide as their share of the compute slices."""
+    """One bar per layout: slices as wide as their share of the compute slices."""
     rows = [_row(layout, colors) for layout in plan.layouts]
     return stacked(rows, f"{plan.gpus_on} GPUs and what runs on their slices", name_width=150)
 

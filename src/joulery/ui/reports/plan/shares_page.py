@@ -19,8 +19,8 @@ def shares_page(plan: ProvisionPlan, title: str, facts: Sequence[str] = (), wort
     Args:
         plan: The plan.
         title: Its heading.
-        facts: What a planner of its own says of it, the most important sentence first; none for preset best and like.
-        worth: What changes are worth, a sentence each.
+        facts: Sentences about it from its planner, the most important first; none for preset best and the like.
+        worth: Worth of changes, one sentence each.
     """
     said, *more = facts or [headline(plan).plain.split("\n")[0]]
     source = f"Predicted by the interference model; quality of its coefficients: {plan.quality.value}."
@@ -44,7 +44,7 @@ def shares_page(plan: ProvisionPlan, title: str, facts: Sequence[str] = (), wort
 
 
 def picture(plan: ProvisionPlan) -> Html:
-    """The packed GPUs: a bar a GPU, a piece a process, wide as its share."""
+    """The packed GPUs: one bar per GPU, one piece per process, as wide as its share."""
     colors = model_colors(plan)
     rows = [
         StackedRow(

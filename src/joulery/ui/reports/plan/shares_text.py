@@ -15,11 +15,11 @@ from joulery.domain.gpu.plan_change import PlanDifference, ProcessChange
 from joulery.domain.gpu.provisioning import PlannedGpu, PlannedInstance, ProvisionPlan, Violation
 
 BAR = 48
-"""Characters of a whole GPU."""
+"""Width of the bar of a whole GPU, characters."""
 _ALIKE_MIN = 3
-"""From so many equal GPUs on, one stands for all of them."""
+"""Minimum number of equal GPUs that are shown as one."""
 COLORS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2", "#edc948", "#9c755f", "#ff9da7", "#bab0ac")
-"""A colour a model, in order of first appearance."""
+"""Colours of models, in order of first appearance."""
 
 
 def plan_view(plan: ProvisionPlan) -> RenderableType:
@@ -28,7 +28,7 @@ def plan_view(plan: ProvisionPlan) -> RenderableType:
 
 
 def headline(plan: ProvisionPlan) -> Text:
-    """Its price, predicted SLO violations, the distance to the lower bound."""
+    """The headline of a plan: price, predicted SLO violations, distance to the lower bound."""
     counts: dict[str, int] = {}
     for gpu in plan.gpus:
         counts[gpu.type] = counts.get(gpu.type, 0) + 1
@@ -46,7 +46,7 @@ def headline(plan: ProvisionPlan) -> Text:
 
 
 def bound_text(plan: ProvisionPlan) -> Text:
-    """Proven facts about the cost."""
+    """The proven lower bound of the cost, as text."""
     bound = plan.bound
     assert bound is not None
     if plan.optimal:
@@ -56,7 +56,7 @@ def bound_text(plan: ProvisionPlan) -> Text:
 
 
 def pictures(plan: ProvisionPlan) -> Iterable[Text]:
-    """A bar a GPU, a segment a process; GPUs that are alike share one."""
+    """One bar per GPU, one segment per process; GPUs that are alike share a bar."""
     colors = model_colors(plan)
     for first, gpu, count in alike(plan.gpus):
         label = f"GPU {first + 1}" if count == 1 else f"{count} GPUs"
@@ -80,7 +80,7 @@ def pictures(plan: ProvisionPlan) -> Iterable[Text]:
 
 
 def table(plan: ProvisionPlan) -> Table:
-    """Every process: share, batch, where its latency goes, what is left of the limit."""
+    """Table of every process: share, batch, parts of its latency, slack to the limit."""
     shown = Table(box=None, pad_edge=False)
     for heading, justify in (
         ("GPU", "right"),
@@ -125,7 +125,7 @@ def table(plan: ProvisionPlan) -> Table:
 
 
 def alike(gpus: Sequence[PlannedGpu]) -> list[tuple[int, PlannedGpu, int]]:
-    """Index of the first, the GPU, and how many are like it up to the names of the services; alone if they are few."""
+    """Groups of GPUs alike but for service names: first index, GPU and count; GPUs of small groups one by one."""
     groups: dict[object, list[int]] = {}
     for index, gpu in enumerate(gpus):
         look = tuple(
@@ -268,7 +268,7 @@ def _change(change: ProcessChange) -> str:
 
 
 def usd(amount: float) -> str:
-    """``$18.36``."""
+    """A price in dollars: ``$18.36``."""
     return f"${amount:,.2f}"
 
 
@@ -277,7 +277,7 @@ def _replica(each: PlannedInstance) -> str:
 
 
 def series_view(series: SeriesPlan) -> RenderableType:
-    """One line a period, then the total."""
+    """One line per period, then the total."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("from", "hours", "demand", "GPUs", "cost", "migrated", "started", "stopped", "resized"):
         shown.add_column(heading, justify="right")

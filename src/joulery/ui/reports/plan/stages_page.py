@@ -1,4 +1,4 @@
-"""A plan of pipelines as one self-contained page: a bar a GPU, as full as its memory, coloured by sensitivity."""
+"""A plan of pipelines as one self-contained page: one bar per GPU that shows its memory, coloured by sensitivity."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pipeline_page(plan: PipelinePlan, title: str) -> str:
 
 
 def pipeline_picture(plan: PipelinePlan) -> Html:
-    """A bar a GPU, a piece a part of a model, wide as its memory."""
+    """One bar per GPU, one piece per part of a model, as wide as its memory."""
     rows = [_row(at, gpu) for at, gpu in enumerate(plan.gpus)]
     return stacked(rows, f"{len(plan.gpus)} GPUs and what they host", name_width=70, note_width=370)
 

@@ -19,7 +19,7 @@ def pipeline_view(plan: PipelinePlan) -> RenderableType:
 
 
 def pipeline_headline(plan: PipelinePlan) -> Text:
-    """Its power, its price, predicted SLO violations."""
+    """The headline of a plan: power, price, predicted SLO violations."""
     text = Text(f"{plan.policy}: {len(plan.gpus)} × {plan.gpus[0].type}, {usd(plan.usd_per_hour)}/h; ")
     text.append(
         f"{number(plan.power_w, 'W')} at the planned clocks, {plan.saving_ratio:.2f} x less than at full clock; "
@@ -78,7 +78,7 @@ def pipeline_comparison(plans: Sequence[PipelinePlan]) -> Table:
 
 
 def part_name(part: PlannedPart) -> str:
-    """``chat``, ``chat 2/3`` for a stage, ``chat#2`` for a replica."""
+    """Name of a part: ``chat``, ``chat 2/3`` for a stage, ``chat#2`` for a replica."""
     name = part.workload + (f"#{part.replica + 1}" if part.replicas > 1 else "")
     return name + (f" {part.stage + 1}/{part.stages}" if part.stages > 1 else "")
 

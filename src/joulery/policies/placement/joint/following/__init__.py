@@ -1,1 +1,1 @@
-"""The next joint plan from the one that runs, and when to make it."""
+"""Joint plans that follow a running one, and the triggers for making them."""

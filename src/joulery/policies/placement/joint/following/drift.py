@@ -1,11 +1,11 @@
-"""Triggers for making a running joint plan again: rates, batches' times, or the worth of a watt, not as planned.
+"""Triggers for replanning a running joint plan: rates, batch times or the value of a watt differ from the plan.
 
 Rates are averaged over ``memory_s``. More load than planned for is urgent and waits for ``patience_s``; less load, and
-another carbon intensity, cost only money, so they wait for longer. A plan that was asked for and did not come into
-force (there was none, it took too many moves, or it was not worth the change) is asked for again later and later,
+another carbon intensity, cost only money, so they wait for longer. A plan that was requested and did not take effect
+(there was none, it took too many moves, or it was not worth the change) is requested again after ever longer times,
 sooner only if a rate has risen further. A batch that takes longer than predicted corrects the predictor: the service's
-latencies are taken to be longer by as much, from the next plan on. A batch that takes less proves nothing, for few
-batches are full.
+latencies are assumed to be longer by as much, from the next plan on. A batch that takes less time corrects nothing,
+because few batches are full.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from joulery.domain.json_numbers import known_number, or_nan
 CORRECT_PREDICTOR, REPLAN, KEEP_PLAN = "correct_predictor", "replan", "keep_plan"
 _ROUNDING_S = 1e-6
 _LONGEST_S = 3600.0
-"""The longest time between two questions for the same plan."""
+"""The longest time between two requests for the same plan."""
 
 
 class ServiceReading(NamedTuple):
@@ -30,7 +30,7 @@ class ServiceReading(NamedTuple):
     Attributes:
         rate_rps: Requests a second.
         batch_s: The median time of its batches; NaN for none.
-        batches: How many requests that rests on.
+        batches: Number of requests that the median rests on.
     """
 
     rate_rps: float
@@ -46,7 +46,7 @@ class DriftObservation(NamedTuple):
     g_per_kwh: float = math.nan
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The observation as a JSON-ready dictionary."""
         known = {
             name: [known_number(each.rate_rps), known_number(each.batch_s), each.batches]
             for name, each in self.readings.items()
@@ -55,7 +55,7 @@ class DriftObservation(NamedTuple):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DriftObservation:
-        """The observation that :meth:`as_dict` made this of."""
+        """The observation from the output of :meth:`as_dict`."""
         readings = {
             str(name): ServiceReading(or_nan(rate), or_nan(batch_s), int(batches))
             for name, (rate, batch_s, batches) in data["readings"].items()
@@ -91,15 +91,15 @@ class DriftState:
     """State of the policy.
 
     Attributes:
-        seen_s: When it last looked; NaN before.
+        seen_s: Time of the last observation; NaN before the first.
         rates_rps: Rates, averaged.
         out_since_s: Since when each of ``load`` (more than planned for), ``less`` and ``intensity`` is outside its
             band; without those that are not.
         corrections: By how much predictions are corrected so far, by service.
-        asked: How often this plan was asked to be made again.
-        asked_s: When last.
-        asked_rps: The rates of that time.
-        explained: Whether it was said that the intensity cannot change the plan.
+        asked: Number of requests to replan since this plan came into force.
+        asked_s: Time of the last request.
+        asked_rps: The rates at that time.
+        explained: Whether a decision already reported that the intensity cannot change the plan.
     """
 
     seen_s: float = math.nan
@@ -114,19 +114,19 @@ class DriftState:
 
 @dataclass(frozen=True, slots=True)
 class PlanDrift:
-    """Says when to plan again.
+    """Policy that decides when to plan again.
 
     Attributes:
         planned_rps: Rate of each service that the plan is for.
         predicted_s: Predicted time of a full batch of each service, the longest of its instances.
         corrections: Corrections that the plan already has, by service.
-        watt: What a watt is worth to it.
+        watt: Value of a watt to the plan.
         rates_rps, seen_s: Averages of the rates when it came into force, and when that was; NaN for nothing seen.
         band_ratio: How far a rate, and the value of a watt, may be from the planned one.
         patience_s: How long a higher rate must stay outside; for less load and other intensities ``less_patience_s``.
-        memory_s: Over which rates are averaged.
+        memory_s: Time over which rates are averaged.
         least_correction_ratio: Prediction errors smaller than this are within the margin.
-        min_batches: A median over fewer says nothing.
+        min_batches: Medians over fewer are ignored.
     """
 
     planned_rps: Mapping[str, float]
@@ -145,7 +145,7 @@ class PlanDrift:
     service: ClassVar[str] = "joint"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: all that it takes to decide the same again."""
+        """The policy as a JSON-ready dictionary, with all that it takes to repeat its decisions."""
         watt = self.watt
         return {
             **{name: dict(getattr(self, name)) for name in _MAPPINGS},
@@ -156,7 +156,7 @@ class PlanDrift:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PlanDrift:
-        """The inverse of :meth:`as_dict`."""
+        """The policy from the output of :meth:`as_dict`."""
         per_w, per_w_per_g, g_per_kwh, why = data["watt"]
         fields: dict[str, Any] = {name: data[name] for name in _NUMBERS}
         fields |= {name: {str(key): float(value) for key, value in data[name].items()} for name in _MAPPINGS}
@@ -168,7 +168,7 @@ class PlanDrift:
         return DriftState(seen_s=self.seen_s, rates_rps=dict(self.rates_rps), corrections=dict(self.corrections))
 
     def step(self, state: DriftState, observation: DriftObservation, /) -> Step[DriftState]:
-        """Average the rates; correct the predictor; ask for another plan."""
+        """Average the rates, correct the predictor and request another plan if one is due."""
         now_s = observation.now_s
         state, decisions = self._corrected(self._averaged(state, observation), observation)
         if decisions:
@@ -230,7 +230,7 @@ class PlanDrift:
     def _explained(
         self, state: DriftState, observation: DriftObservation, decisions: list[Decision]
     ) -> tuple[DriftState, tuple[Decision, ...]]:
-        """Say once that the intensity moved and cannot change the plan."""
+        """Add a decision, once, that reports an intensity change which cannot change the plan."""
         moved = (
             abs(observation.g_per_kwh / self.watt.g_per_kwh - 1) > self.band_ratio if self.watt.g_per_kwh > 0 else False
         )

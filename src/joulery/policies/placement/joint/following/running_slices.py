@@ -1,9 +1,9 @@
-"""The next plan on MIG slices from the one that runs: its choices and those nearly as good, on cuts that are there.
+"""The plan on MIG slices that follows a running one: its choices and those nearly as good, on existing partitions.
 
-Most of a fresh plan's CPU goes into what every choice of model, slice and processes keeps within the SLO. Here only
-choices in use are worked out for today's rates, and those that are worth most at the running plan's prices. A GPU in
-use is not cut anew, for its processes would have to end first: it offers the slices that it has, at any clock, and
-other cuts are for GPUs that are free.
+Most of a fresh plan's CPU time computes the rate that every choice of model, slice and processes keeps within the SLO.
+Here only the choices in use are computed for today's rates, and those that are worth most at the running plan's prices.
+A GPU in use is not partitioned anew, because its processes would have to end first: it offers the slices that it has,
+at any clock. Other partitions are for free GPUs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from joulery.policies.placement.joint.slice_options import MigCut, SliceChoice, 
 
 _UNSERVED_RPS = 1e-6
 _CHOICES = 60
-"""Choices on slices that are worked out for today's rates, beside those in use."""
+"""Choices on slices that are computed for today's rates, beside those in use."""
 
 
 def sliced_problem(request: JointRequest, before: ProvisionPlan) -> JointProblem | None:
-    """Today's problem with the choices and cuts that come into question; None where shares compete with slices.
+    """Today's problem with the choices and partitions to consider; None where shares compete with slices.
 
     Raises:
         InfeasibleError: A service can be served by none of the choices.
@@ -65,14 +65,14 @@ def next_on_slices(
     *,
     standing: bool = False,
 ) -> tuple[PlannedGpu, ...]:
-    """The GPUs of the next plan; none where not everything can be served.
+    """The GPUs of the next plan; empty where not everything can be served.
 
     Args:
-        problem: As :func:`sliced_problem` has it.
-        before: What runs.
-        max_moves: Slices that may be started or stopped; None for any number.
-        gap_ratio, branchings, seconds: How hard to try.
-        standing: Every GPU stays as it is, its clock too; requests alone are dealt out anew.
+        problem: The problem that :func:`sliced_problem` returns.
+        before: The running plan.
+        max_moves: Most slices that may be started or stopped; None for any number.
+        gap_ratio, branchings, seconds: Limits of the solver.
+        standing: Whether every GPU keeps its slices and its clock, and only requests are distributed anew.
     """
     master = JointMaster(problem)
     master.relax()
@@ -142,7 +142,7 @@ def _shapes(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[tuple[tu
 
 
 def _held(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[Counter[int], Counter[int]] | None:
-    """Options and cuts of GPUs as they run, by index; None where one is no choice of today's problem."""
+    """Options and partitions of running GPUs, counted by index; None where one is not a choice of today's problem."""
     options = {(one.machine, _shape(problem, one)): at for at, one in enumerate(problem.slices)}
     slices, cuts = Counter[int](), Counter[int]()
     for gpu in gpus:
@@ -165,7 +165,7 @@ def _held(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[Counter[in
 
 
 def _runs_on(gpu: PlannedGpu, machine: ClockedType) -> bool:
-    """Whether a GPU is of a type and at its clock."""
+    """Whether a GPU has the type and the clock of a machine."""
     clock_mhz = gpu.clock_max_mhz if gpu.clock_set_mhz is None else gpu.clock_set_mhz
     return gpu.type == machine.gpu_type.name and math.isclose(clock_mhz, machine.clocked.clock_mhz)
 
@@ -175,7 +175,7 @@ def _gpus(
 ) -> tuple[PlannedGpu, ...]:
     """The GPUs of a solution: those that run keep what they can of their instances, on their slices.
 
-    With ``going_on``, instances that no request comes to stay: stopping one would be a move.
+    With ``going_on``, instances without requests stay: stopping one would be a move.
     """
     waiting: dict[tuple[int, int], list[PlacedSlice]] = defaultdict(list)
     counts: Counter[str] = Counter()
@@ -205,7 +205,7 @@ def _gpus(
 def _continued(
     problem: JointProblem, cut: MigCut, left: list[PlannedGpu], waiting: Mapping[tuple[int, int], list[PlacedSlice]]
 ) -> PlannedGpu | None:
-    """The running GPU with such slices of which most instances go on; takes it from ``left``."""
+    """The running GPU with such slices on which most instances continue; removes it from ``left``."""
     held, menu = problem.machines[cut.machine], problem.menu(cut.machine)
     there = Counter(_shape(problem, one) for key in waiting if key[0] == cut.machine for one, _ in waiting[key])
     best: tuple[tuple[int, bool], int] | None = None
@@ -224,7 +224,7 @@ def _going_on(
     free: list[int],
     waiting: Mapping[tuple[int, int], list[PlacedSlice]],
 ) -> list[PlacedSlice]:
-    """The instances of a running GPU that go on there; takes them from ``waiting``, and their slices from ``free``."""
+    """The instances of a running GPU that continue there; removes them from ``waiting``, their slices from ``free``."""
     mine: list[PlacedSlice] = []
     for each in gpu.instances:
         profile = next(at for at, one in enumerate(problem.menu(cut.machine).profiles) if one.name == each.slice)

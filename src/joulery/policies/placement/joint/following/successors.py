@@ -1,7 +1,7 @@
 """Successors of each running GPU: itself at any clock, without an instance, another pattern, or asleep.
 
-A running instance keeps its share and batch. What it provides for at today's rates follows from the limits that its
-part of the rate has: the one it was planned with, where its stream has not become burstier, or those of today's parts.
+A running instance keeps its share and batch. The rate that it provides for today follows from the limits that its part
+of the rate has: the one it was planned with, where its stream has not become burstier, or those of today's parts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from joulery.policies.placement.provisioning.options import may_use
 
 
 class GpuSuccessor(NamedTuple):
-    """One way for a GPU to go on.
+    """One choice for the next state of a GPU.
 
     Attributes:
         source: Index of the group of equal running GPUs; None for a further GPU.
-        machine: Type and clock.
-        placed: Its instances; none for a GPU that is given back.
+        machine: Index of its type and clock; -1 without instances.
+        placed: Its instances; none for a GPU that is released.
         moves: Instances started, stopped or changed.
-        cost: What it costs before any request comes, in units of the objective.
-        power_w: Watts before any request comes.
+        cost: Cost without requests, in units of the objective.
+        power_w: Watts without requests.
     """
 
     source: int | None
@@ -69,7 +69,7 @@ class KeptLimits:
                     self._today.setdefault(key, []).append((item.rate_rps, option.process.limit_ms))
 
     def variant(self, each: PlannedInstance) -> tuple[int, int] | None:
-        """Indices of an instance's service and variant; None where either is served no more."""
+        """Indices of an instance's service and variant; None where either is no longer served."""
         service = self._services.get(each.workload)
         if service is None:
             return None
@@ -88,7 +88,7 @@ class KeptLimits:
         return max(kept, default=(0.0, 0.0))
 
     def _planned(self, service: int, each: PlannedInstance, transfer_ms: float) -> list[tuple[float, float]]:
-        """Planned limits, where they still hold."""
+        """The rate and the limit that an instance was planned with, where they still hold."""
         known, before = self.problem.services[service], self._before.get(each.workload, math.nan)
         same = math.isclose(each.slo_s, known.workload.slo.latency_s) and known.margin_ratio == 0
         if not same or not before > 0 or not math.isfinite(each.provided_rps):
@@ -107,7 +107,7 @@ class KeptLimits:
 
 
 def groups_of(problem: JointProblem, running: Sequence[PlannedGpu]) -> tuple[list[RunningGroup], list[PlannedGpu]]:
-    """Running GPUs, equal ones together; and those of types that the fleet has no more."""
+    """Running GPUs, equal ones together; and those of types that the fleet no longer has."""
     fleets = {each.gpu_type.name: at for at, each in enumerate(problem.fleet)}
     known = [gpu for gpu in running if gpu.type in fleets]
     counts: Counter[tuple[str, tuple[tuple[InstanceShape, float], ...]]] = Counter()
@@ -127,9 +127,9 @@ def successors(
 
     Args:
         problem: Today's problem.
-        groups: What runs.
+        groups: The running GPUs.
         patterns: Patterns that a GPU may change to, or that a further GPU may have.
-        limits: What running instances may take.
+        limits: Limits on running instances.
     """
     found = []
     fresh = [(known, _pattern(problem, known)) for known in patterns]

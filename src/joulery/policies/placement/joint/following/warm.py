@@ -1,11 +1,11 @@
-"""The next joint plan from the one that runs: known patterns, running instances, and at most so many moves.
+"""The joint plan that follows a running one, from known patterns and running instances, within a limit on moves.
 
 Only the batches that the running plan's best patterns use are sized again for today's rates; column generation then
-starts from those patterns. Where moves are limited, every running GPU has a list of what it may become (module
-``successors``), and one program chooses for all of them. A clock is no move. GPUs that are cut into slices keep their
-cuts (module ``running_slices``).
+starts from those patterns. Where moves are limited, every running GPU has a list of possible successors (module
+``successors``), and one program chooses for all of them. A change of clock is not a move. GPUs that are partitioned
+into slices keep their partitions (module ``running_slices``).
 
-The plan has no bound of its own: sizes and parts that the running plan did not use are not looked at. Where it cannot
+The plan has no bound of its own: sizes and parts that the running plan did not use are not considered. Where it cannot
 serve everything, and where shares compete with slices, the plan is made afresh.
 """
 
@@ -45,9 +45,9 @@ NO_BOUND = "warm: known patterns and running instances; no bound"
 _SIZES = 60
 """Best patterns of the running plan whose batches are sized again."""
 _SLACK = 0.005
-"""Excess of a pattern's cost over its worth, as a ratio of the relaxation, up to which it is chosen from."""
+"""Excess of a pattern's cost over its worth, as a ratio of the relaxation, up to which it is a candidate."""
 _ENOUGH = 0.02
-"""Excess over the relaxation up to which a plan of those is taken; else it is chosen from all known patterns."""
+"""Excess over the relaxation up to which a plan of those candidates is taken; else all known patterns are tried."""
 _SUCCESSORS = 150
 """Patterns to choose from, at most."""
 _SERVICES = 100
@@ -57,7 +57,7 @@ _NO_BETTER = 0.002
 _UNSERVED_RPS = 1e-6
 _TINY = 1e-7
 _UNSERVED = 1e3
-"""Price of a request a second that is left out, in the greatest cost of a choice for each request a second."""
+"""Price of leaving a service out, as a multiple of the greatest cost of a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class WarmEffort:
     """Limits on the work of a search.
 
     Attributes:
-        generation: Of column generation.
+        generation: Limits of column generation.
         gap_ratio: Relative gap at which whole numbers are good enough.
         branchings, seconds: Limits of the solver of whole numbers.
     """
@@ -81,8 +81,8 @@ class WarmPlan:
     """A plan that follows another.
 
     Attributes:
-        plan: The plan, GPUs that go on first, in their order.
-        moves: What changes.
+        plan: The plan; GPUs that continue come first, in their order.
+        moves: The changes.
         fresh: Whether it had to be made afresh.
     """
 
@@ -97,10 +97,10 @@ def replan(
     """The plan for today's rates that follows a running one.
 
     Args:
-        request: What is asked today.
-        before: The joint plan that runs.
-        max_moves: Instances that may be started, stopped or changed; None for any number.
-        effort: How hard to try.
+        request: Today's request.
+        before: The running joint plan.
+        max_moves: Most instances that may be started, stopped or changed; None for any number.
+        effort: Limits on the work.
 
     Raises:
         InfeasibleError: No plan was found within the GPUs, the power cap and the moves.
@@ -192,7 +192,7 @@ def _unlimited(
 
 
 def narrowed(request: JointRequest, before: ProvisionPlan) -> JointRequest:
-    """The request with the parts and batches alone that the best known patterns of a plan use."""
+    """The request with only the parts and batches that the best known patterns of a plan use."""
     return request if before.certificate is None else narrowed_to(request, sizes_of(before.certificate))
 
 
@@ -208,7 +208,7 @@ def sizes_of(certificate: PlanCertificate) -> Sizes:
 
 
 def narrowed_to(request: JointRequest, *sizes: Sizes) -> JointRequest:
-    """The request with the parts and batches alone that are among some sizes; a service of none has all of its own."""
+    """The request with only the parts and batches among some sizes; a service without sizes keeps all of its own."""
 
     def narrow(service: JointService) -> JointService:
         known: dict[int, frozenset[int]] = defaultdict(frozenset)
@@ -221,7 +221,7 @@ def narrowed_to(request: JointRequest, *sizes: Sizes) -> JointRequest:
 
 
 def best_patterns(certificate: PlanCertificate, most: int) -> list[CertifiedPattern]:
-    """Those of the plan, and those that cost least beyond what they are worth at the plan's prices."""
+    """The patterns of the plan, and those that cost least beyond their worth at the plan's prices."""
     objective = certificate.objective
     per_w = objective.per_w + certificate.power_price
     joules = {(one.service, one.variant, one.type, one.clock_mhz): one for one in certificate.costs}
@@ -245,7 +245,7 @@ def best_patterns(certificate: PlanCertificate, most: int) -> list[CertifiedPatt
 
 
 def _generated(problem: JointProblem, before: ProvisionPlan, effort: WarmEffort) -> JointGenerator:
-    """Patterns for today's rates: the known ones first."""
+    """A generator with patterns for today's rates, from the known ones on."""
     generator = JointGenerator(problem, effort.generation)
     known = [] if before.certificate is None else _known(problem, before.certificate)
     for machine, packing in enumerate(problem.packings):
@@ -344,7 +344,7 @@ def _afresh(request: JointRequest, before: ProvisionPlan, max_moves: int | None)
     """A plan made afresh, its GPUs in the order of those that it continues.
 
     Raises:
-        InfeasibleError: There is none, or it takes too many moves.
+        InfeasibleError: There is no plan, or it takes too many moves.
     """
     plan = plan_joint(request)
     plan = replace(plan, gpus=continued(before.gpus, plan.gpus))
@@ -370,7 +370,7 @@ def _limited(
     max_moves: int,
     effort: WarmEffort,
 ) -> WarmPlan | None:
-    """The best plan within the moves; None where nothing serves everything."""
+    """The best plan within the moves; None where no plan serves everything."""
     groups, others = groups_of(problem, before.gpus)
     left = max_moves - sum(len(gpu.instances) for gpu in others)
     limits = KeptLimits(problem, {} if before.certificate is None else before.certificate.rates_rps)
@@ -405,7 +405,7 @@ def choose(
     max_moves: int | None,
     effort: WarmEffort,
 ) -> tuple[dict[int, int], dict[Flow, float]]:
-    """Number of GPUs of each choice, by its index, and the flows; nothing where not everything can be served."""
+    """Number of GPUs of each choice, by its index, and the flows; both empty where not everything can be served."""
     flows = list(dict.fromkeys(Flow(e.service, e.variant, c.machine) for c in choices for e in c.placed))
     rates = [each.workload.rate_rps for each in problem.services]
     model = new_model(gap_ratio=effort.gap_ratio, seconds=effort.seconds, nodes=effort.branchings)
@@ -448,7 +448,7 @@ def choose(
 def _add_flow_rows(
     problem: JointProblem, model: object, flows: Sequence[Flow], choices: Sequence[GpuSuccessor], first: int
 ) -> None:
-    """Flows within what is provided, up to the rates, above the floors."""
+    """Add rows: flows stay within the provided rates, serve the services' rates and keep the floors."""
     provided: dict[Flow, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for at, each in enumerate(choices):
         for one in each.placed:
@@ -467,9 +467,9 @@ def _add_flow_rows(
 def chosen_gpus(
     problem: JointProblem, choices: Sequence[GpuSuccessor], counts: dict[int, int], flows: dict[Flow, float]
 ) -> tuple[PlannedGpu, ...]:
-    """The GPUs of some choices; flows are spread over their instances by what they are provided for.
+    """The GPUs of some choices; flows are spread over their instances by the rates they are provided for.
 
-    An instance that no request comes to goes on: stopping it would be a move.
+    An instance without requests continues: stopping it would be a move.
     """
     provided: dict[Flow, float] = defaultdict(float)
     replicas: dict[int, int] = defaultdict(int)

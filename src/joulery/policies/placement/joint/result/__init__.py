@@ -1,1 +1,1 @@
-"""From a solution in numbers to a plan: GPUs with named instances, and the certificate that others can check."""
+"""Conversion of a solution into a plan: GPUs with named instances, and a certificate that others can check."""

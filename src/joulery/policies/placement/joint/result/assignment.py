@@ -1,4 +1,4 @@
-"""Instances and requests of each of several services that are alike."""
+"""Assignment of instances and requests to each of several services that are alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TINY = 1e-9
 
 
 class _Place(NamedTuple):
-    """An instance of a pattern: which GPU, which place on it, which machine, which item."""
+    """An instance of a pattern: indices of its GPU, its place on the GPU, its machine and its item."""
 
     gpu: int
     place: int
@@ -29,7 +29,7 @@ class _Place(NamedTuple):
 
 
 class _Served(NamedTuple):
-    """Service of an instance, its number among the service's, how many those are, and the requests it gets."""
+    """Service of an instance, its replica number, the number of replicas, and the requests a second it gets."""
 
     name: str
     replica: int
@@ -45,8 +45,8 @@ def assigned_gpus(
 ) -> tuple[PlannedGpu, ...]:
     """The GPUs of a solution in which services stand for several that are alike.
 
-    Each service takes the instances of its division, and what no division needs goes to the services in turn. Its
-    requests go where they take the fewest joules, within its floor; an instance that gets none is left out.
+    Each service gets the instances of its division; instances that no division needs go to the services in turn. Its
+    requests go where they take the fewest joules, within its floor; an instance without requests is left out.
     """
     gpus = [known for known, count in chosen for _ in range(count)]
     free: dict[int, deque[_Place]] = defaultdict(deque)
@@ -72,7 +72,7 @@ def _serve_alike(
     divisions: Sequence[ServiceDivision],
     served: dict[tuple[int, int], _Served],
 ) -> None:
-    """Give each of several services its instances; changes ``free`` and ``served``."""
+    """Assign instances to each of several services; changes ``free`` and ``served``."""
     names = problem.services[service].names
     chosen = [divisions[at] for at, n in sorted(whole.divisions.items()) for _ in range(n)]
     chosen = [division for division in chosen if division.service == service][: len(names)]
@@ -96,7 +96,7 @@ def _serve_one(
     served: dict[tuple[int, int], _Served],
     parts: Sequence[float],
 ) -> None:
-    """Note what each instance of a service gets; ``parts`` of its rate."""
+    """Store the requests of each instance of a service in ``served``: ``parts`` of the service's rate."""
     rate_rps = problem.services[service].workload.rate_rps
     getting = [(each, part) for each, part in zip(mine, parts, strict=True) if part > _TINY]
     for number, (each, part) in enumerate(getting):
@@ -104,7 +104,7 @@ def _serve_one(
 
 
 def _ratios(problem: JointProblem, whole: JointSolution, mine: Sequence[_Place]) -> list[float]:
-    """Parts of a service's rate by the flows, spread over the instances of each by what they are provided for."""
+    """Part of a service's rate that each instance gets: flows, spread by the rates that instances are provided for."""
 
     def flow(each: _Place) -> Flow:
         item = problem.items[each.item]
@@ -137,7 +137,7 @@ def _flows(problem: JointProblem, service: int, mine: Sequence[_Place]) -> tuple
 def _gpu(
     problem: JointProblem, known: KnownPattern, at: int, served: dict[tuple[int, int], _Served]
 ) -> PlannedGpu | None:
-    """One GPU; None where no request comes to it."""
+    """One GPU; None where it gets no requests."""
     layout = problem.packings[known.machine].tightest(known.layout.pattern) or known.layout
     placed = []
     for place, (index, option, units) in enumerate(zip(layout.pattern, layout.options, layout.units, strict=True)):

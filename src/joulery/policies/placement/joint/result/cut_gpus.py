@@ -1,4 +1,4 @@
-"""The cut GPUs of a joint plan: which slice of which GPU runs what, and what is predicted of it."""
+"""The partitioned GPUs of a joint plan: the instance on each slice, and its predictions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PlacedSlice = tuple[SliceOption, float]
 
 
 def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedGpu], dict[int, int]]:
-    """The cut GPUs of a solution, and how many instances each service has on them.
+    """The partitioned GPUs of a solution, and how many instances each service has on them.
 
-    Slices are given out GPU by GPU, the largest cuts first; an instance that gets no requests is left out, and so is a
+    Slices are assigned GPU by GPU, the largest partitions first; an instance without requests is left out, and so is a
     GPU without instances. Where replicas stay apart, no GPU has two of one service.
     """
     waiting: dict[tuple[int, int], list[PlacedSlice]] = defaultdict(list)
@@ -54,7 +54,7 @@ def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedG
 def _spread(
     problem: JointProblem, whole: JointSolution, at: int, waiting: Mapping[tuple[int, int], list[PlacedSlice]]
 ) -> list[list[PlacedSlice]]:
-    """Instances on each GPU of one cut, no two of a service on one; takes them from ``waiting``."""
+    """Instances on each GPU of one partition, no two of a service on one; removes them from ``waiting``."""
     cut, gpus = problem.cuts[at], whole.cuts[at]
     placed: list[PlacedSlice] = []
     edges: list[tuple[int, int]] = []
@@ -77,7 +77,7 @@ def _spread(
 
 
 def numbered(gpus: Sequence[PlannedGpu], count: Mapping[str, int]) -> tuple[PlannedGpu, ...]:
-    """The GPUs with each instance saying how many its service has, by name of the service."""
+    """The GPUs with the number of replicas set in each instance, given the number by name of the service."""
     return tuple(
         replace(gpu, instances=tuple(replace(one, replicas=count[one.workload]) for one in gpu.instances))
         for gpu in gpus
@@ -87,13 +87,13 @@ def numbered(gpus: Sequence[PlannedGpu], count: Mapping[str, int]) -> tuple[Plan
 def sliced_gpu(
     problem: JointProblem, machine: int, chosen: Sequence[PlacedSlice], replicas: Counter[int]
 ) -> PlannedGpu:
-    """One cut GPU.
+    """One partitioned GPU.
 
     Args:
         problem: The problem.
         machine: Its type and clock.
-        chosen: What runs on each of its slices in use, and the requests a second that it gets.
-        replicas: Instances numbered so far, by service; counted on.
+        chosen: Option on each of its slices in use, and the requests a second that it gets.
+        replicas: Instances numbered so far, by service; updated.
     """
     held = problem.machines[machine]
     sliced = problem.fleet[held.fleet].sliced
@@ -174,7 +174,7 @@ def certified_slices(problem: JointProblem) -> tuple[CertifiedSlice, ...]:
 
 
 def certified_cuts(problem: JointProblem, whole: JointSolution) -> tuple[CertifiedCut, ...]:
-    """The ways to cut GPUs, for the certificate."""
+    """The MIG partitions of GPUs, for the certificate."""
     found = []
     for at, cut in enumerate(problem.cuts):
         held, profiles = problem.machines[cut.machine], problem.menu(cut.machine).profiles

@@ -1,4 +1,4 @@
-"""GPUs of a plan from patterns and flows, with what is predicted of every instance."""
+"""GPUs of a plan from patterns and flows, with predictions for every instance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from joulery.policies.placement.provisioning.options import FailureDomain
 from joulery.policies.placement.provisioning.packing import PackedGpu
 
 _EVEN = 1e-9
-"""Variation of gaps below which requests come evenly spaced."""
+"""Variation of gaps below which requests count as evenly spaced."""
 
 
 def gpus_of(
@@ -29,13 +29,13 @@ def gpus_of(
     flows: Mapping[Flow, float],
     cut: JointSolution | None = None,
 ) -> tuple[PlannedGpu, ...]:
-    """The GPUs of some patterns, with what is predicted of every instance.
+    """The GPUs of some patterns, with predictions for every instance.
 
     Args:
         problem: The problem.
         chosen: Patterns and how many GPUs of each.
-        flows: Requests a second of every flow; spread over its instances by what they are provided for.
-        cut: The solution whose cut GPUs come first; None for none.
+        flows: Requests a second of every flow; spread over its instances by the rates they are provided for.
+        cut: The solution whose partitioned GPUs come first; None for none.
     """
     first, started = ([], {}) if cut is None else cut_gpus(problem, cut)
     provided: dict[Flow, float] = defaultdict(float)
@@ -80,17 +80,17 @@ class _Replicas:
 
 
 class ChosenInstance(NamedTuple):
-    """One instance of a GPU, chosen.
+    """A chosen instance on a GPU.
 
     Attributes:
         service, variant: Indices.
         units: Its share, in units of the GPU type.
         batch: Largest batch.
-        limit_ms: What executing a full batch may take, ms.
+        limit_ms: Longest execution of a full batch, ms.
         provided_rps: The rate that it keeps within the SLO.
         rate_rps: The rate that it gets.
         replica, replicas: Its number, and how many its service has.
-        name: Which of several services that are alike it serves; empty for the service itself.
+        name: Name of the service it serves, among several that are alike; empty for the service itself.
     """
 
     service: int
@@ -108,7 +108,7 @@ class ChosenInstance(NamedTuple):
 def _gpu(
     problem: JointProblem, known: KnownPattern, layout: PackedGpu, filled: Mapping[Flow, float], replicas: _Replicas
 ) -> PlannedGpu | None:
-    """One GPU of the plan; None where no request comes to it."""
+    """One GPU of the plan; None where it gets no requests."""
     placed = []
     for item, option, units in zip(layout.pattern, layout.options, layout.units, strict=True):
         each = problem.items[item]
@@ -124,7 +124,7 @@ def _gpu(
 
 
 def gpu_of(problem: JointProblem, machine_index: int, placed: Sequence[ChosenInstance]) -> PlannedGpu:
-    """A GPU with these instances, and what is predicted of each."""
+    """A GPU with these instances, and the predictions for each."""
     machine = problem.machines[machine_index]
     gpu, unit = machine.clocked, machine.gpu_type.profile.gpu.unit_percent
     models = [problem.services[each.service].variants[each.variant].model for each in placed]

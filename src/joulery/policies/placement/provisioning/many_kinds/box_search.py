@@ -1,7 +1,7 @@
 """Patterns worth more than their GPU, from the knapsacks of :mod:`neighbourhoods`.
 
-One search keeps its boxes, and what power and cache use cost in each, from call to call: prices of services change
-little from round to round of column generation, so what was found for the last ones is nearly right for the next.
+A search keeps its boxes, and the prices of power and cache use in each, from call to call: prices of services change
+little from round to round of column generation, so the prices of one round are nearly right for the next.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BoxSearch:
 
         Args:
             values: Value of each item, in prices of the GPU.
-            target: What a pattern must exceed.
+            target: Worth that a pattern must exceed.
             everywhere: Whether every box is searched.
         """
         chosen = np.arange(len(self._per_w)) if everywhere or not len(self._active) else self._active
@@ -59,7 +59,7 @@ class BoxSearch:
         return self._knapsacks.solve(self._boxes.where(chosen), table, values, per_w, per_percent, target)
 
     def _stepped(self, chosen: IntArray, worth: Worth, target: float) -> tuple[FloatArray, FloatArray]:
-        """Prices a step further (Polyak, 1969): higher where the best pattern exceeds a limit of its box."""
+        """Prices after one more step (Polyak, 1969): higher where the best pattern exceeds a limit of its box."""
         boxes = self._boxes.where(chosen)
         per_w, per_percent = self._per_w[chosen], self._per_percent[chosen]
         open_ = worth.most > target

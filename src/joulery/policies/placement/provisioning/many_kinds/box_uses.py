@@ -16,7 +16,7 @@ from joulery.policies.placement.provisioning.packing import NEVER, IntArray, Pac
 class BoxUses(NamedTuple):
     """Least needs of processes in each box: float64[sizes, boxes, items]; memory as a ratio, float64[items].
 
-    Where it does not fit it needs 0 units, and ``barred``, which is 0 elsewhere, is infinite.
+    A process that does not fit has 0 units, and its ``barred``, which is 0 for other processes, is infinite.
     """
 
     units: FloatArray
@@ -26,7 +26,7 @@ class BoxUses(NamedTuple):
     memory: FloatArray
 
     def cost(self, prices: FloatArray) -> FloatArray:
-        """Of every process at prices of the resources, float64[sizes, boxes, items]; infinite where it does not fit."""
+        """Cost of every process at resource prices, float64[sizes, boxes, items]; infinite where it does not fit."""
         units, processes, power, cache, memory = (column[:, None] for column in prices.T)
         total = units * self.units
         total += power * self.power_w
@@ -36,22 +36,22 @@ class BoxUses(NamedTuple):
         return np.asarray(total, np.float64)
 
     def joined(self, keep: IntArray, other: BoxUses) -> BoxUses:
-        """Those of some boxes, and of others behind them."""
+        """The uses of some boxes, followed by those of other boxes."""
         pairs = zip(self[:4], other[:4], strict=True)
         units, power_w, cache_percent, barred = (np.concatenate([mine[:, keep], more], axis=1) for mine, more in pairs)
         return BoxUses(units, power_w, cache_percent, barred, self.memory)
 
 
 class BoxedServices(NamedTuple):
-    """Some services and what is known of their items.
+    """Some services with the data of their items.
 
     Attributes:
-        knapsacks: For each GPU type, of these items.
+        knapsacks: Knapsacks of these items, for each GPU type.
         memory: For each GPU type: memory of each item as a ratio of the GPU's, float64[items].
         demand: Services of each kind, float64[kinds].
-        items: Which of all items they are, int64[items].
-        kind, replicas, starts: Of each item; the first item of each kind.
-        alone_usd: What a service of each kind costs on GPUs of its own, by any of its items, float64[kinds].
+        items: Indices of these items among all, int64[items].
+        kind, replicas, starts: Kind and replicas of each item; the first item of each kind.
+        alone_usd: Least cost of a service of each kind on GPUs of its own, by any of its items, float64[kinds].
     """
 
     knapsacks: tuple[Knapsacks, ...]
@@ -64,7 +64,7 @@ class BoxedServices(NamedTuple):
     alone_usd: FloatArray
 
     def uses(self, index: int, boxes: Boxes) -> BoxUses:
-        """Their needs in boxes of one type."""
+        """Least needs of the items in boxes of one type."""
         table, per_item = self.knapsacks[index].table(boxes), self.knapsacks[index].per_item
         slope, offset_w, cache_slope, cache_offset, _ = per_item
         # The last size of the table stands for several copies; here each process has a size of its own.
@@ -80,7 +80,7 @@ class BoxedServices(NamedTuple):
         )
 
     def cheapest(self, cost: FloatArray) -> FloatArray:
-        """The cheapest way to serve one of each kind in each box, float64[boxes, kinds]."""
+        """Least cost of a service of each kind in each box, float64[boxes, kinds]."""
         each = cost.min(axis=0) * self.replicas
         return np.asarray(np.minimum.reduceat(each, self.starts, axis=1), np.float64)
 
@@ -99,9 +99,9 @@ def services_of(
         packings: The GPU types.
         items: All items, those of a kind side by side.
         demand: Services of each kind.
-        knapsacks: For each GPU type, of all items.
-        kinds: Which kinds, in increasing order.
-        close: Which items to keep, bool[items], of a kind with none its first; all when left out.
+        knapsacks: Knapsacks of all items, for each GPU type.
+        kinds: The kinds, in increasing order.
+        close: Mask of the items to keep, bool[items]; a kind without any keeps its first. All when left out.
     """
     number = {int(kind): at for at, kind in enumerate(kinds)}
     every = np.array([at for at, item in enumerate(items) if item.kind in number], np.int64)

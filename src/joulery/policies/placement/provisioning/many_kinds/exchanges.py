@@ -2,7 +2,7 @@
 
 Knapsacks hold the items that are most valuable alone, so column generation by them ends above the relaxation, and whole
 numbers find few patterns that go together. One item exchanged for another of about its value, or one more where there
-is room, keeps a pattern close to its worth: thousands of such patterns are held against a GPU at once.
+is room, keeps a pattern close to its worth: thousands of such patterns are checked against a GPU at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Exchangeable(NamedTuple):
 
         Args:
             patterns: The known patterns; none of them is returned.
-            least, most: What a pattern is worth at least and at most.
+            least, most: Bounds on the worth of a pattern.
         """
         by_size: dict[int, list[Pattern]] = {}
         for pattern in patterns:

@@ -1,17 +1,17 @@
-"""A plan with fewer GPUs: one is given up, and its services go where others make room for them, in chains.
+"""Plans with fewer GPUs: a GPU is removed, and chains of exchanges make room for its services on the others.
 
-A good plan wastes a little of every GPU. All of that together would hold the services of a GPU, and none has room for
-one of them. So a GPU is given up, and its services are unserved until moves along chains of exchanges serve them:
+A good plan leaves a little room on every GPU. All of it together would hold the services of one GPU, but no GPU has
+room for one of them. So a GPU is removed, and its services are unserved until chains of exchanges serve them:
 
 - A service takes the place of another, that one the place of a third on another GPU, and so on, until the last one
-  joins a GPU or is worth less than the first. Each exchange uses up what its GPU had left.
+  joins a GPU or is worth less than the first. Each exchange uses room that its GPU had left.
 - Two unserved services take the place of one or two, or one that of two.
-- Where no such move makes the unserved ones worth less, chains gather room on one GPU: it gives a service away and
-  gets a smaller one back. When that ends as well, the unserved services count for more, so that others are left out.
+- Where no such move makes the unserved ones worth less, chains gather room on one GPU: it loses a service and gets a
+  smaller one back. When that ends as well, the unserved services count for more, so that others are left out.
 
-What the services are worth comes from the prices of the bound: no GPU holds more than its price, so sets worth more
-need not be tried. Only sets that fit by :meth:`Packing.screen` are taken, so every GPU is within its SLOs at any time.
-A limit on the sets tried ends the search. A GPU is given up for good once all are served; a plan is never made worse.
+The worth of services comes from the prices of the bound: no GPU holds more than its price, so sets worth more need not
+be tried. Only sets that fit by :meth:`Packing.screen` are used, so every GPU is within its SLOs at any time. A limit
+on the sets tried ends the search. A GPU is removed from the plan once all are served; a plan is never made worse.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ WORK = 320_000
 _STEP_WORK = 100
 """Work counted for a step beside the sets it tries."""
 _LOSS = 0.02
-"""A service takes the place of one that is worth more by this at most, in prices of a GPU."""
+"""Most by which a replaced service may be worth more than the service that takes its place, in prices of a GPU."""
 _CHAIN_MAX = 20
 """Exchanges in one chain, at most."""
 _GATHERED = 0.002
 """Room that a chain gathers on a GPU at least, in prices of a GPU."""
 _GATHERED_TRIES, _GPUS_TRIED = 3, 3
-"""Smaller services tried for each one given away, and GPUs tried in one step."""
+"""Smaller services tried for each service that a GPU loses, and GPUs tried in one step."""
 _RAISED = 1.03
-"""Unserved services count for so much more where no move helps."""
+"""Factor on the weights of unserved services where no move helps."""
 _TINY = 1e-9
 
 
 class _Chain(NamedTuple):
-    """Each service takes the place of the next.
+    """A chain in which each service takes the place of the next.
 
     Attributes:
-        gain: By how much less the unserved services count.
+        gain: Weight by which the unserved services count less.
         services: From the first, which has no place, to the last, which loses its own.
         joins: The GPU that the last one joins; None where it stays without a place.
     """
@@ -61,10 +61,10 @@ class _Chain(NamedTuple):
 
 
 class _Exchange(NamedTuple):
-    """Services take the place of others on one GPU.
+    """An exchange of services for others on one GPU.
 
     Attributes:
-        gain: By how much less the unserved services count.
+        gain: Weight by which the unserved services count less.
         gpu: The GPU.
         leaves, joins: The services.
     """
@@ -78,12 +78,12 @@ class _Exchange(NamedTuple):
 def with_fewer_gpus(
     problem: Problem, gpus: tuple[Placed, ...], values: FloatArray, wanted_usd: float, work: int = WORK
 ) -> tuple[Placed, ...]:
-    """The plan with as many GPUs fewer as the search saves; as it was where it saves none.
+    """The plan without the GPUs that the search saves; the plan as it was where it saves none.
 
-    Services that are cut, or alike, stay where they are, with all that share their GPU.
+    Services of several replicas, or that are alike, stay where they are, with all that share their GPU.
 
     Args:
-        problem: What is planned.
+        problem: The problem.
         gpus: The plan.
         values: What one more service of each kind costs at least, float64[kinds]; no GPU holds more than its price.
         wanted_usd: A plan this cheap is good enough.
@@ -110,7 +110,7 @@ def with_fewer_gpus(
 
 
 class _Search:
-    """GPUs, the services on them and the unserved ones; a service is named by its one item."""
+    """GPUs, the services on them and the unserved ones; a service is identified by its one item."""
 
     def __init__(self, problem: Problem, gpus: Sequence[tuple[int, Pattern]], values: FloatArray, work: int) -> None:
         self._packings, self._work = problem.packings, work
@@ -136,7 +136,7 @@ class _Search:
         return [(self._type[gpu], mine) for gpu, mine in enumerate(self._on) if mine]
 
     def give_up_one(self) -> bool:
-        """Give up the GPU that is worth least for its price; whether all could be served without it."""
+        """Remove the GPU that is worth least for its price; return whether all can be served without it."""
         used = [gpu for gpu, mine in enumerate(self._on) if mine]
         if not used:
             return False
@@ -231,7 +231,7 @@ class _Search:
         return best
 
     def _try_exchanges(self, joining: Sequence[Pattern]) -> None:
-        """Note for every GPU which one or two services each of these may take the place of."""
+        """Store, for every GPU, the one or two services that each of these may replace."""
         made: list[tuple[tuple[int, Pattern, Pattern], list[tuple[Pattern, Pattern]]]] = []
         for gpu, mine in enumerate(self._on):
             for joins in joining if mine else ():
@@ -309,7 +309,7 @@ class _Search:
         self._unserved = sorted({*self._unserved, *before, *after}.difference(self._where))
 
     def _look(self, gpus: Iterable[int]) -> None:
-        """Find out what fits on GPUs in place of each of their services, and beside all of them."""
+        """Determine the services that fit on GPUs in place of each of theirs, and beside all of them."""
         tried: list[tuple[int, int | None, int, Pattern]] = []
         for gpu in dict.fromkeys(gpus):
             mine, index = self._on[gpu], self._type[gpu]
@@ -342,7 +342,7 @@ class _Search:
         return list(self._services[(alone <= room) & (worth <= most) & (worth >= least)].tolist())
 
     def _settle(self, index: int, some: Iterable[Pattern]) -> None:
-        """Find out which sets of services fit on a GPU of a type; each that is new counts as work."""
+        """Determine which sets of services fit on a GPU of a type; each new set counts as work."""
         packing, tried = self._packings[index], self._tried[index]
         new = [mine for mine in dict.fromkeys(some) if mine not in tried]
         tried.update(new)

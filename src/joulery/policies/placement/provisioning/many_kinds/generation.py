@@ -17,21 +17,21 @@ from joulery.policies.placement.provisioning.many_kinds.neighbourhoods import Kn
 from joulery.policies.placement.provisioning.packing import Pattern, Problem, Range
 
 _ABOVE = 1e-4
-"""A pattern joins when it is worth so much more than its GPU, as a ratio."""
+"""Ratio by which a pattern must be worth more than its GPU to be added."""
 _STALE, _STALE_CAREFUL = (6, 1e-3), (12, 4e-4)
-"""Generation ends when so many rounds lowered the relaxation by less than this ratio."""
+"""Rounds and ratio: generation ends when that many rounds lowered the relaxation by less than the ratio."""
 _ROUNDS_MAX = 600
 _WEIGHT, _WEIGHT_STEP = 0.9, 0.06
-"""Weight of the values by shares alone in the first round, and how much less in each that follows."""
+"""Weight of the values by shares alone in the first round, and its decrease in each later round."""
 _EXCHANGED_FROM, _EXCHANGED_MAX, _CLOSE = 1_500, 30_000, 0.02
-"""In how many patterns items are exchanged in a round at most, how many new ones are looked at, and by what part of its
-price a pattern may be worth less than its GPU."""
+"""Most patterns in which a round exchanges items, most new patterns that it checks, and the part of its GPU's price by
+which the worth of a pattern may differ."""
 _TOGETHER_MAX = 2_500
 """Patterns, those worth most, among which whole numbers are sought at once."""
 _REST_KINDS = 40
-"""Whole numbers are left to the solver when so many services are without a GPU; before, GPUs are settled one by one."""
+"""Services without a GPU from which on whole numbers are left to the solver; before, GPUs are settled one by one."""
 _SURE = 0.9
-"""GPUs in the relaxation from this part on are settled at once."""
+"""Part of a GPU in the relaxation from which on a pattern is settled at once."""
 
 
 class DiveStep(NamedTuple):
@@ -47,11 +47,11 @@ class DiveStep(NamedTuple):
 
 
 QUICK = DiveStep(0.25, 3)
-"""A plan in little time."""
+"""The step for a plan in little time."""
 
 
 class BoxGenerator(Generator):
-    """As :class:`Generator`, with its work independent of how many patterns there are."""
+    """A :class:`Generator` whose work does not depend on the number of patterns."""
 
     def __init__(self, problem: Problem, effort: Effort, *, ranges: Sequence[Range] | None = None) -> None:
         super().__init__(problem, effort, ranges=ranges)
@@ -76,9 +76,9 @@ class BoxGenerator(Generator):
         ]
 
     def allow_cuts(self, allowed: bool) -> None:
-        """Whether services may be cut into more replicas than they cannot do without, from now on.
+        """Allow or forbid that services are divided into more replicas than they need, from now on.
 
-        A service has a sixth of the choices without, and whole services leave hardly more room on their GPUs.
+        Without such divisions a service has a sixth of the choices, and GPUs have hardly more room left.
         """
         self._open = np.ones(len(self._items)) if allowed else self._uncut
         self._allowed = self._open.copy()
@@ -102,9 +102,9 @@ class BoxGenerator(Generator):
         return relaxation
 
     def _smoothed(self, relaxation: Relaxation) -> Relaxation:
-        """Its values drawn towards those in proportion to the shares needed alone, less from round to round.
+        """The relaxation with values drawn towards those proportional to the shares needed alone, less in each round.
 
-        The first relaxations know few patterns, and their values say more about which those are than about services.
+        The first relaxations have few patterns, and their values depend more on these patterns than on the services.
         """
         weight, self._weight = self._weight, max(0.0, self._weight - _WEIGHT_STEP)
         total = float(self._demand @ self._alone)
@@ -182,7 +182,7 @@ class BoxGenerator(Generator):
         return some.whole(seconds=self._effort.seconds, branchings=self._effort.branchings)
 
     def dive(self, step: DiveStep) -> Whole:
-        """Whole numbers: settle the GPUs the relaxation is surest of, adapt the rest, and so on; the solver ends it."""
+        """Whole numbers by a dive: settle the surest GPUs of the relaxation, solve it again, and let the solver end."""
         left = self._demand.copy()
         settled: list[int] = []
         while int((left > 1e-9).sum()) > _REST_KINDS:
@@ -201,7 +201,7 @@ class BoxGenerator(Generator):
         return whole
 
     def _surest(self, counts: FloatArray, settled: list[int], left: FloatArray, wanted: int) -> list[int]:
-        """Settle patterns that nearly stand for a whole GPU; changes ``left`` and what is allowed."""
+        """Settle the patterns nearest to a whole GPU; changes ``left`` and the allowed items."""
         already = Counter(settled)
         rest = counts - np.array([already[index] for index in range(len(counts))])
         chosen: list[int] = []
@@ -221,7 +221,7 @@ class BoxGenerator(Generator):
         return chosen
 
     def _commit(self, item: int, left: FloatArray) -> None:
-        """Once a replica of a division is settled, the rest of its service comes in the same division."""
+        """Keep a service in the division of its settled replica: forbid the other items of the service."""
         kind = self._kind[item]
         if self._items[item].replicas > 1 and self._demand[kind] == 1 and left[kind] > 1e-9:
             others = np.flatnonzero((self._kind == kind) & (np.arange(len(self._kind)) != item))

@@ -1,7 +1,7 @@
-"""Many services that all differ: plan a batch of them, keep the full GPUs, plan the rest again with the next batch.
+"""Plans for many different services in batches: full GPUs are kept, the rest is planned again with the next batch.
 
 Column generation finds nearly the cheapest plan of a batch. Services on GPUs that are not full return to the pool, so
-room is wasted once at the end instead of once a batch. Nothing is proven on the way.
+room is wasted once at the end instead of once a batch. No bound is proven.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def plan_in_batches(models: Sequence[str], planner: Planner) -> tuple[Placed, ..
 
     Args:
         models: The model of each service.
-        planner: Plans a batch, given the indices of its services; parts refer to them by their place in it.
+        planner: Plans a batch, given the indices of its services; parts refer to them by their position in it.
     """
     waiting, pool = deque(each_model_in_turn(models)), list[int]()
     kept: list[Placed] = []
@@ -49,13 +49,13 @@ def plan_in_batches(models: Sequence[str], planner: Planner) -> tuple[Placed, ..
 def replan_worst(
     problem: Problem, gpus: tuple[Placed, ...], values: FloatArray, planner: Planner, most: int
 ) -> tuple[Placed, ...]:
-    """The plan with the GPUs worth least planned again together; as it was where that takes more GPUs.
+    """The plan with the GPUs worth least planned again together; the plan as it was where that costs more.
 
     Args:
-        problem: What is planned.
+        problem: The problem.
         gpus: The plan.
         values: What one more service of each kind costs at least, float64[kinds].
-        planner: Plans some of the services, given their indices; parts refer to them by their place.
+        planner: Plans some of the services, given their indices; parts refer to them by their position.
         most: GPUs that are planned again, at most.
     """
     value = {member: values[at] for at, kind in enumerate(problem.kinds) for member in kind.members}
@@ -109,5 +109,5 @@ def _linked(gpus: Sequence[Placed]) -> list[list[Placed]]:
 
 
 def _fullness(group: Sequence[Placed]) -> float:
-    """Mean share given away, 0 to 1."""
+    """Mean share in use, 0 to 1."""
     return sum(share.share_percent for gpu in group for share in gpu.shares) / (100.0 * len(group))

@@ -1,10 +1,10 @@
-"""The most a GPU can be worth: a knapsack of shares in each box of neighbourhoods.
+"""Upper bounds on the worth of a GPU: a knapsack of shares in each box of neighbourhoods.
 
-What a process needs on a shared GPU follows from three numbers: how many processes there are, and their power and
-cache use in all. In a box (so many processes, so much power and cache use at least and at most) every item has a least
-share, and what is worth most within the GPU's units is a knapsack. The box's upper limits on power and cache use are
-priced (Lagrange), so each knapsack bounds what any pattern of the box is worth. Neither the number of patterns nor,
-beyond a sorting, the number of services matters to the work: of all items that need the same units, a GPU with ``n``
+The needs of a process on a shared GPU follow from three numbers: how many processes there are, and their power and
+cache use in all. In a box (a number of processes, and ranges of power and cache use) every item has a least share, and
+the most valuable pattern within the GPU's units is a knapsack. The box's upper limits on power and cache use are
+priced (Lagrange), so each knapsack bounds the worth of any pattern of the box. The work depends neither on the number
+of patterns nor, beyond a sorting, on the number of services: of all items that need the same units, a GPU with ``n``
 processes can prefer only the ``n`` most valuable.
 """
 
@@ -24,7 +24,7 @@ from joulery.policies.placement.provisioning.options import Item
 from joulery.policies.placement.provisioning.packing import NEVER, IntArray, Packing, Pattern
 
 PROCESSES_MAX = 8
-"""From so many processes on they are not counted: the launch delay is that of so many."""
+"""Processes from which on they are not counted: the launch delay is that of this number."""
 _SLOTS = 3
 """Ways to size an item that are distinguished in a box: fewer units, or less work for the GPU."""
 _SPEED_MIN = 0.05
@@ -39,8 +39,8 @@ class Boxes(NamedTuple):
     """Boxes of neighbourhoods, one entry each; power and cache use as sums over all processes.
 
     Attributes:
-        processes: float64[n], whole numbers.
-        power_low_w, power_high_w, cache_low, cache_high: float64[n]; cache use in percent.
+        processes: Number of processes, float64[n], whole numbers.
+        power_low_w, power_high_w, cache_low, cache_high: Limits, float64[n]; cache use in percent.
     """
 
     processes: FloatArray
@@ -50,11 +50,11 @@ class Boxes(NamedTuple):
     cache_high: FloatArray
 
     def where(self, chosen: npt.NDArray[np.bool_] | IntArray) -> Boxes:
-        """Some of them."""
+        """The chosen boxes."""
         return Boxes(*(column[chosen] for column in self))
 
     def joined(self, other: Boxes) -> Boxes:
-        """Both."""
+        """These boxes, followed by others."""
         return Boxes(*(np.concatenate([a, b]) for a, b in zip(self, other, strict=True)))
 
 
@@ -74,9 +74,9 @@ class Choices(NamedTuple):
     """Choices of a kind for a GPU: one of these, or nothing.
 
     Attributes:
-        item: int64[choices].
-        copies: How many of it.
-        slot: Which size.
+        item: Index of the item, int64[choices].
+        copies: Number of copies of it.
+        slot: Slot of its size.
         group: At most one choice of a group, in increasing order.
     """
 
@@ -90,9 +90,9 @@ class Worth(NamedTuple):
     """The solution of the knapsacks of some boxes.
 
     Attributes:
-        most: No pattern of the box is worth more, float64[boxes].
+        most: Upper bound on the worth of any pattern of the box, float64[boxes].
         patterns: The pattern that attains it within the relaxation.
-        power_w, cache: What it draws and uses there at least.
+        power_w, cache_percent: Least power and cache use of that pattern in the box.
     """
 
     most: FloatArray
@@ -151,7 +151,7 @@ class Knapsacks:
             self._members.setdefault(self._items[index].kind, []).append(index)
 
     def of(self, items: IntArray) -> Knapsacks:
-        """Those of some items, for :meth:`table` alone; neighbours may be any of all items."""
+        """The knapsacks of some items, for :meth:`table` alone; neighbours may be any of all items."""
         some = copy.copy(self)
         some._options, some.per_item = self._options[:, items], self.per_item[:, items]
         some._items = [self._items[index] for index in items.tolist()]
@@ -211,7 +211,7 @@ class Knapsacks:
         return _sizes(units, able)
 
     def choices(self, processes: int) -> Choices:
-        """Choices of each kind for a GPU with so many processes."""
+        """Choices of each kind for a GPU with ``processes`` processes."""
         if processes not in self._choices:
             most = processes if processes < PROCESSES_MAX else self.packing.capacity
             rows: list[tuple[int, int, int, int]] = []
@@ -224,7 +224,7 @@ class Knapsacks:
         return self._choices[processes]
 
     def _ways(self, index: int, most: int) -> list[tuple[int, int, int]]:
-        """The item, how many copies of it, in which size: those of one service that a GPU may hold."""
+        """The choices of an item that a GPU may hold: the item, its number of copies and its slot."""
         alone, capacity = int(self.packing.alone[index]), self.packing.capacity
         copies_max = min(self._items[index].replicas, most, capacity // alone)
         single = [(index, 1, slot) for slot in range(_SLOTS)] if copies_max else []
@@ -239,10 +239,10 @@ class Knapsacks:
         per_percent: FloatArray,
         target: float,
     ) -> Worth:
-        """The knapsack of each box.
+        """Solve the knapsack of each box.
 
         Args:
-            boxes, table: The boxes and what :meth:`table` says of them.
+            boxes, table: The boxes and their :meth:`table`.
             values: Value of each item, float64[items], in prices of the GPU.
             per_w, per_percent: Price of power and of cache use in each box, float64[boxes]; any from 0 gives a bound.
             target: Bounds below it are given as ``target``, without a pattern.
@@ -271,7 +271,7 @@ class Knapsacks:
         per_percent: FloatArray,
         target: float,
     ) -> list[_Offer]:
-        """Choices of the knapsacks of boxes with so many processes; without those worth less than ``target``."""
+        """Choices of the knapsacks of boxes with ``processes`` processes, without those worth less than ``target``."""
         mine = np.flatnonzero(boxes.processes == processes)
         choices, capacity = self.choices(processes), self.packing.capacity
         slope, offset_w, cache_slope, cache_offset, _ = self.per_item
@@ -312,7 +312,7 @@ class Knapsacks:
         return found
 
     def _fill(self, offers: Sequence[_Offer], target: float, worth: Worth) -> None:
-        """Solve some knapsacks together and note what they hold."""
+        """Solve some knapsacks together and store their solutions in ``worth``."""
         longest = max(len(offer.units) for offer in offers)
 
         def padded(name: str, blank: float) -> Any:
@@ -341,9 +341,9 @@ class Knapsacks:
 
 
 def _sizes(units: FloatArray, able: FloatArray) -> SizeTable:
-    """Of the options of each item the fewest units, then those with ever less ability, float64[boxes, items, options].
+    """The sizes of each item from its options, [boxes, items, options]: the fewest units, then ever less ability.
 
-    The last slot stands for all of them: as few units, and as little work, as any.
+    The last slot stands for all of them: the fewest units and the least ability of any.
     """
     shape = (*units.shape[:2], _SLOTS + 1)
     kept_units, kept_able = np.full(shape, NEVER, np.int64), np.zeros(shape)
@@ -375,7 +375,7 @@ def _rent(boxes: Boxes, per_w: FloatArray, per_percent: FloatArray) -> FloatArra
 
 
 class _Offer(NamedTuple):
-    """Choices of one knapsack; ``rent`` is added to what it holds, ``counts`` are processes that are counted."""
+    """Choices of one knapsack; ``rent`` is added to its gain, ``counts`` are the processes that are counted."""
 
     box: int
     processes: int
@@ -433,7 +433,7 @@ def _ranked(units: IntArray, gain: FloatArray, group: IntArray, beside: IntArray
 
 
 def _filled(density: FloatArray, units: IntArray, capacity: int) -> FloatArray:
-    """The most that 0, 1 ... ``capacity`` units can hold of choices cut at will, float64[boxes, capacity + 1]."""
+    """Most gain of 0, 1 ... ``capacity`` units filled with fractions of choices, float64[boxes, capacity + 1]."""
     top = min(density.shape[1], capacity)  # a choice takes a unit at least
     chosen = np.sort(np.argpartition(-density, top - 1, axis=1)[:, :top], axis=1)  # the same sums on every processor
     best = np.take_along_axis(density, chosen, axis=1)
@@ -449,12 +449,12 @@ def _filled(density: FloatArray, units: IntArray, capacity: int) -> FloatArray:
 def _knapsack(
     units: IntArray, gain: FloatArray, copies: IntArray, group: IntArray, capacity: int, most: IntArray
 ) -> tuple[FloatArray, list[IntArray]]:
-    """The best choice, at most one of a group, for each box: its gain, and which.
+    """The best choices, at most one of a group, for each box: their total gain and their indices.
 
     Args:
         units, gain, copies, group: [boxes, choices], choices of a group side by side.
-        capacity: Units there are.
-        most: Processes there may be in each box.
+        capacity: Units of a GPU.
+        most: Most processes in each box.
     """
     n, longest = units.shape
     pad, width = int(copies.max(initial=0)), 2 * (capacity + 1)

@@ -1,7 +1,7 @@
 """Preset ``best`` for many services that all differ.
 
-Patterns from knapsacks, a bound from prices of boxes of neighbourhoods; very many services in batches, whose plan
-gives up GPUs after that.
+Knapsacks find the patterns, and prices of boxes of neighbourhoods prove a bound. Very many services are planned in
+batches; a search then removes GPUs from that plan.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from joulery.policies.placement.provisioning.planner import (
 )
 
 TOGETHER_KINDS = 250
-"""Up to so many different services are planned at once, more in batches."""
+"""Most different services that are planned at once; more are planned in batches."""
 _MANY_EFFORT = Effort(branchings=60, seconds=120.0, nodes=30_000)
-"""Effort for the whole numbers of many services, and for a search of all patterns. Branchings end it: the solver counts
-seconds by the clock, and on a busy machine a second of its work takes ten of them."""
+"""Effort for the whole numbers of many services, and for a search of all patterns. The limit on branchings ends it, as
+the limit in seconds depends on the clock: on a busy machine a second of work takes ten of them."""
 _SEARCHED_KINDS, _SEARCHES = 30, 3
 """Different services up to which all patterns are searched for a bound, and how often."""
 _BOX_CUTS, _BOX_CUTS_SAMPLE, _SAMPLE_KINDS = 24, 9, 100
-"""Most cuts of boxes for a bound; the same for a sample of services, and its size."""
+"""Most times that boxes are split for a bound; the same for a sample of services, and its size."""
 _BOX_CUTS_ALL, _ALL_KINDS = 3, 500
-"""Most cuts for all services after that, and the number of services up to which they are made."""
+"""Most times that boxes are then split for all services, and the number of services up to which this is done."""
 _CAREFUL_KINDS, _CUT_KINDS = 100, 60
-"""Different services up to which a better plan is searched for, and again with services cut further."""
+"""Different services up to which a better plan is searched for, and again with services divided further."""
 _EXCHANGES = 4
 """Most exchanges of items of patterns for that."""
 _REPLANNED_GPUS, _REPLANS = 12, 3
 """Number of the GPUs worth least that are planned again at once, for more services than that, and how often."""
 _GAP_ENOUGH = 0.02
-"""A plan for many services this close to the bound is close enough."""
+"""Relative gap to the bound at which a plan for many services is good enough."""
 _BEAM_WORK = 16_000
 """Partial patterns a level times different services: bounds the work of one search."""
 _BATCH_EFFORT, _BATCH_ROUNDS = Effort(branchings=50, seconds=600.0), 30
@@ -64,7 +64,7 @@ _BATCH_EFFORT, _BATCH_ROUNDS = Effort(branchings=50, seconds=600.0), 30
 
 
 class _Proof:
-    """The bound on a plan for many services: the shares needed alone first, more where a plan asks for it."""
+    """The bound on a plan for many services: the shares needed alone at first, a higher one where a plan needs it."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -138,7 +138,7 @@ class _Proof:
 
 
 def plan_many(problem: Problem) -> Solution:
-    """A plan for many different services, and a bound on any; in batches for very many."""
+    """A plan for many different services, and a lower bound on any plan; in batches for very many."""
     proof = _Proof(problem)
     if proven_infeasible(problem, proof.bound):
         raise too_few_gpus(problem, proof.bound)
@@ -192,7 +192,7 @@ def _together(problem: Problem, proof: _Proof) -> tuple[Placed, ...]:
 
 
 def _exchanged(problem: Problem, generator: BoxGenerator, *, careful: bool) -> Whole:
-    """The cheapest whole numbers over patterns that are exchanged until as few GPUs do as the relaxation allows."""
+    """The cheapest whole numbers over patterns; exchanges add patterns until the cost reaches the relaxation's."""
     relaxation, best = generator.generate(generator.master.relax(), careful=careful), None
     for _ in range(_EXCHANGES):
         relaxation = generator.exchange(relaxation)

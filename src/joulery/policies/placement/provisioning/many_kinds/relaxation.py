@@ -2,13 +2,13 @@
 
 In a box of :mod:`neighbourhoods` every process has a least size. The relaxation rents fractions of GPUs in each box and
 spreads processes over them, so that units, processes, power, cache use and memory of a box suffice in sum over its GPUs
-rather than on each. A plan does all of that, so it costs no less. The linear program has a row for each service and few
-for each box, whatever the number of patterns; HiGHS solves it over the processes whose prices ask for them.
+rather than on each. Every plan satisfies these limits, so it costs no less. The linear program has a row for each
+service and few for each box, whatever the number of patterns; pricing selects the processes that HiGHS solves it over.
 
-Its dual is the certificate: a price for each resource of each box, at which no box is worth more than its GPU. A
-service is then worth the cheapest way to buy what it needs, and a plan costs no less than all services are worth. Any
-prices certify a bound (:meth:`BoxRelaxation.certified`), so those found for a sample of the services serve for all of
-them. Boxes that are used are cut in two, from one solution to the next, which raises the bound.
+Its dual is the certificate: a price for each resource of each box, at which no box is worth more than its GPU. The
+value of a service is then the least price of its needs, and a plan costs no less than the value of all services. Any
+prices certify a bound (:meth:`BoxRelaxation.certified`), so those found for a sample of the services are valid for all
+of them. Boxes that are used are split in two, from one solution to the next, which raises the bound.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _WEIGHT, _WEIGHT_NEAR = 0.3, 0.8
 """Weight of the best prices so far in the next ones: the relaxation over few columns prices boxes at random. More where
 the first prices are nearly the best."""
 _BOXES_EACH, _NEAR = 6, 1.02
-"""Ways to place a service that join in one round: in so many boxes, if they cost hardly more than the cheapest."""
+"""Most boxes of a service whose columns are added in one round, and their greatest cost relative to the cheapest."""
 _KEPT = 1.01
-"""Columns whose process costs more than this, against its service's cheapest, are dropped when boxes are cut."""
+"""Columns whose process costs more than this, against its service's cheapest, are dropped when boxes are split."""
 _CUT_SHARE = 0.95
-"""Boxes that together have this share of what low corners understate are cut."""
+"""Share of the understatement by low corners that the boxes to be split have together."""
 _SPEED_PER_W, _STRETCH_PER_PERCENT = 7e-4, 2.2e-3
-"""Change in the time of a process by a watt and a percent, about: decides which boxes are cut, along which side."""
+"""Approximate change in a process's time by a watt and a percent: decides the boxes to split, and along which side."""
 _OPEN_W, _OPEN_PERCENT = 80.0, 24.0
-"""Distance from its low side at which a box without an end is cut."""
+"""Distance from its low side at which a box without an upper limit is split."""
 _KINDS_AT_ONCE = 100
 """Services whose uses are held in memory at once in :func:`certified`."""
 _COARSE, _FINE = 2e-3, 1e-4
-"""Distance of bound and optimum in a solution, and where the optimum says that the bound wanted is in reach."""
+"""Relative gap of bound and optimum at which a solution ends, and the gap while the wanted bound is in reach."""
 _AHEAD = 4
-"""A bound is out of reach that is not reached in so many times the last rise of the optimum, over as few cuts."""
+"""A bound is out of reach if the optimum misses it even after this many times its rise over as many last solutions."""
 _CLOSE = 1.06
 """Items that cost more than this, against their service's cheapest, are left to the certificate in ``for_all``."""
 _TINY = 1e-9
@@ -56,10 +56,10 @@ class BoxPrices(NamedTuple):
     """Prices of the resources of GPUs in boxes of neighbourhoods: the certificate of a bound.
 
     Attributes:
-        type_index: Which GPU type.
+        type_index: Index of the GPU type.
         boxes: The boxes; together they hold every neighbourhood of two processes and more.
         prices: Dollars an hour for a unit, for being one of the processes, for a watt, a percent of cache use, and the
-            GPU's memory, float64[boxes, 5], each from 0.
+            GPU's memory, float64[boxes, 5], each 0 or more.
     """
 
     type_index: int
@@ -68,12 +68,12 @@ class BoxPrices(NamedTuple):
 
 
 class Certificate(NamedTuple):
-    """A bound and what proves it.
+    """A bound and the prices that prove it.
 
     Attributes:
-        usd_per_hour: No plan costs less.
-        values: What one more service of each kind costs at least, float64[kinds].
-        prices: For each GPU type.
+        usd_per_hour: Lower bound on the cost of any plan.
+        values: Least cost of one more service of each kind, float64[kinds].
+        prices: The prices for each GPU type.
     """
 
     usd_per_hour: float
@@ -82,7 +82,7 @@ class Certificate(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A process placed in a box: the box, the item, and in which size."""
+    """A process placed in a box: indices of the box, the item and the size."""
 
     box: int
     item: int
@@ -96,12 +96,12 @@ class BoxRelaxation:
         packings: The GPU types.
         items: The items, those of a kind side by side.
         demand: Services of each kind.
-        knapsacks: For each GPU type, of all items.
-        kinds: Solve for so many kinds at most, chosen evenly by what they need.
+        knapsacks: Knapsacks of all items, for each GPU type.
+        kinds: Most kinds to solve for, chosen evenly by their needs.
 
     Attributes:
-        complete: Whether it is solved for all items of all kinds; if not, the certificate looks at the others.
-        value: The optimum over the columns there are, in dollars an hour: no bound of these boxes is higher.
+        complete: Whether it is solved for all items of all kinds; if not, only the certificate covers the others.
+        value: The optimum over the current columns, in dollars an hour: no bound of these boxes is higher.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class BoxRelaxation:
         self._start()
 
     def _start(self) -> None:
-        """Know no columns; the bound is that of the prices there are."""
+        """Reset the columns; the bound is that of the current prices."""
         self._latest: tuple[Sequence[BoxPrices], FloatArray, FloatArray] | None = None
         self._uses = [self._some.uses(index, boxes) for index, boxes in enumerate(self._boxes)]
         self._bound = self._certificate(self._prices, self._values(self._prices))
@@ -138,7 +138,7 @@ class BoxRelaxation:
         return self.certified(self._bound.prices)
 
     def certified(self, prices: Sequence[BoxPrices]) -> Certificate:
-        """The bound that prices prove for all services, whatever they were found for."""
+        """The bound that prices prove for all services, whichever services they were found for."""
         values, _ = self._worked_out(prices)
         dear = max(1.0, *(_dear(self._packings[mine.type_index], mine.boxes, mine.prices) for mine in prices))
         scaled = tuple(mine._replace(prices=mine.prices / dear) for mine in prices)
@@ -147,7 +147,7 @@ class BoxRelaxation:
     def for_all(self) -> BoxRelaxation:
         """The relaxation for all kinds, with the boxes and prices of the best bound for the sample.
 
-        It knows the items alone that are nearly the cheapest of their kind at these prices, a third of all. Its
+        It contains only the items that are nearly the cheapest of their kind at these prices, a third of all. Its
         certificate is for every item.
         """
         values, each = self._worked_out(self._bound.prices)
@@ -181,11 +181,11 @@ class BoxRelaxation:
         return services_of(self._packings, self._items, self._demand, self._all, kinds, close)
 
     def raise_bound(self, wanted_usd: float, cuts: int) -> None:
-        """Cut boxes until the bound is as high as wanted, as it seems out of reach, or so many times.
+        """Split boxes until the bound is as high as wanted, until that seems out of reach, or ``cuts`` times.
 
         Args:
-            wanted_usd: Dollars an hour; infinite for as high as these cuts go.
-            cuts: How often boxes are cut at most.
+            wanted_usd: The bound wanted, dollars an hour; infinite for the highest that these cuts reach.
+            cuts: Most times that boxes are split.
         """
         for _ in range(cuts):
             self.solve(wanted_usd)
@@ -198,7 +198,7 @@ class BoxRelaxation:
             self.refine()
 
     def solve(self, wanted_usd: float = np.inf) -> None:
-        """Solve with the boxes there are: to a small gap, or until the bound is as high as wanted."""
+        """Solve with the current boxes: to a small gap, or until the bound is as high as wanted."""
         model, columns = self._model(), list[tuple[int, Column]]()
         for index, known in enumerate(self._known):
             columns += self._add(model, index, list(known))
@@ -223,7 +223,7 @@ class BoxRelaxation:
         self._bound = max(best, self._bound, key=_usd)
 
     def refine(self) -> None:
-        """Cut the boxes in two whose low corners understate most what processes need there."""
+        """Split the boxes in two whose low corners understate the needs of processes most."""
         losses = [self._understated(index) for index in range(len(self._packings))]
         every = np.sort(np.concatenate([np.maximum(*loss) for loss in losses]))[::-1]
         total = np.cumsum(every)
@@ -252,7 +252,7 @@ class BoxRelaxation:
         return Certificate(float(self._some.demand @ values) / dear, values / dear, tuple(made))
 
     def _near(self, index: int, cost: FloatArray, cheapest: FloatArray, values: FloatArray) -> list[Column]:
-        """The columns of the cheapest boxes of each kind that the master problem does not know."""
+        """The columns of the cheapest boxes of each kind that the master problem does not contain yet."""
         some, known = self._some, self._known[index]
         order = np.argsort(cheapest, axis=0, kind="stable")[:_BOXES_EACH]
         close = np.take_along_axis(cheapest, order, axis=0) <= values * _NEAR
@@ -271,7 +271,7 @@ class BoxRelaxation:
         return new
 
     def _raised(self, index: int, prices: FloatArray, best: FloatArray) -> FloatArray:
-        """Prices of boxes that are worth less than a GPU, raised by the best: that costs the bound nothing."""
+        """Prices of boxes that are worth less than a GPU, raised by the best prices: this does not lower the bound."""
         usd = self._usd[index]
         spare = np.maximum(usd - _worth(self._packings[index], self._boxes[index], prices), 0.0) / usd
         return np.asarray(prices + spare[:, None] * best, np.float64)
@@ -316,7 +316,7 @@ class BoxRelaxation:
         return [(index, column) for column in columns]
 
     def _solution(self, model: Any, columns: Sequence[tuple[int, Column]]) -> list[FloatArray]:
-        """Prices of the resources; notes GPUs, power and cache use of each box."""
+        """Prices of the resources; stores the GPUs, power and cache use of each box."""
         solution, self.value = model.getSolution(), float(model.getInfo().objective_function_value)
         duals, amounts = np.array(solution.row_dual, np.float64), np.array(solution.col_value, np.float64)
         prices, at = list[FloatArray](), 0
@@ -343,7 +343,7 @@ class BoxRelaxation:
         return gpus * over_w * _SPEED_PER_W, gpus * over * _STRETCH_PER_PERCENT
 
     def _cut(self, index: int, chosen: IntArray, by_power: BoolArray) -> None:
-        """Cut boxes of a type; halves go behind the others, with prices and columns of the whole."""
+        """Split boxes of a type; the halves come after the others, with the prices and columns of the whole."""
         costs, known, some = self._uses[index].cost(self._prices[index]), self._known[index], self._some
         boxes, mine = self._boxes[index], self._prices[index]
         keep: IntArray = np.setdiff1d(np.arange(len(boxes.processes)), chosen)
@@ -367,7 +367,7 @@ class BoxRelaxation:
 
 
 def _spread(packings: Sequence[Packing], items: Sequence[Item], kinds: int, most: int) -> IntArray:
-    """At most so many of the kinds, evenly by power and then by the share they need."""
+    """At most ``most`` of the kinds, chosen evenly by power and then by the share they need."""
     if kinds <= most:
         return np.arange(kinds)
     share, power_w = np.full(kinds, np.inf), np.full(kinds, np.inf)
@@ -421,7 +421,7 @@ def _corner(knapsacks: Knapsacks, boxes: Boxes) -> tuple[FloatArray, FloatArray]
 
 
 def _halves(boxes: Boxes, by_power: BoolArray, low_w: FloatArray, low: FloatArray) -> Boxes:
-    """The lower halves, then the upper ones."""
+    """The lower halves of boxes that are split by power or by cache use, then the upper halves."""
     high_w = np.where(np.isfinite(boxes.power_high_w), boxes.power_high_w, low_w + 2 * _OPEN_W)
     high = np.where(np.isfinite(boxes.cache_high), boxes.cache_high, low + 2 * _OPEN_PERCENT)
     at_w, at = (low_w + high_w) / 2, (low + high) / 2
