@@ -1,8 +1,9 @@
-"""What is measured, never timed inside a test. ``python -m benchmarks`` runs all, ``python -m benchmarks NAME…`` some.
+"""Benchmarks of joulery: ``python -m benchmarks`` runs all of them, ``python -m benchmarks NAME…`` the named ones.
 
-A benchmark is a module of this package with a function ``run() -> Result``. With ``--write`` its section of
-docs/benchmarks.md is replaced, under a description of the machine it ran on. A bar holds only if its figures were
-measured: a benchmark without its data or its hardware raises :class:`NotRun`, a single bar is None.
+Measurements are made here and never inside a test. A benchmark is a module of this package with a function
+``run() -> Result``. ``--write`` replaces its section of docs/benchmarks.md, with a description of the machine. A bar is
+a limit that a figure must meet. It holds only if its figures were measured: a benchmark without its data or hardware
+raises :class:`NotRun`, and a single bar that was not run is None.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 
 class NotRun(Exception):  # noqa: N818 - a state of the benchmark, not a defect
-    """A benchmark, or a part of it, cannot run here. The message says what is missing and how to provide it."""
+    """A benchmark, or a part of it, cannot run here. The message states what is missing and how to provide it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,10 @@ class Result:
     Attributes:
         title: What was measured.
         columns: Headings.
-        rows: Cells, as they are to be read, units included.
+        rows: Cells as text, units included.
         notes: How it was measured and against what; one paragraph each.
         checks: Each bar, and whether it held; None where it was not run.
-        figures: The same as numbers, for ``--json``; empty where only the table says them.
+        figures: The figures as numbers, for ``--json``; empty if only the table contains them.
     """
 
     title: str
@@ -38,7 +39,7 @@ class Result:
     figures: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
-        """JSON-ready."""
+        """The result, without its notes, as a JSON-ready dictionary."""
         return {
             "title": self.title,
             "columns": list(self.columns),
@@ -75,7 +76,7 @@ def _verdict(held: bool | None) -> str:
 
 
 def data_folder(part: str) -> Path:
-    """The folder ``part`` of the data set: ``JOULERY_DATA``, else ``../shared/data`` beside the checkout.
+    """The folder ``part`` of the data set in ``JOULERY_DATA``, or else in ``../shared/data`` beside the checkout.
 
     Raises:
         NotRun: The data set is not here.
@@ -87,10 +88,10 @@ def data_folder(part: str) -> Path:
 
 
 def chosen(variable: str, parts: Iterable[str]) -> list[str]:
-    """Parts that a list with commas in the environment names, in their own order; all where it names none.
+    """The parts that an environment variable (comma-separated) names, in the order of ``parts``; all if it names none.
 
     Raises:
-        NotRun: There is no such part.
+        NotRun: The variable names an unknown part.
     """
     known = list(parts)
     names = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}

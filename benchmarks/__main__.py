@@ -31,7 +31,7 @@ Measured by `make bench` (`python -m benchmarks --write`). Each section names th
 
 
 def names() -> list[str]:
-    """The benchmarks there are."""
+    """Names of all benchmarks."""
     return [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
 
 
@@ -48,7 +48,7 @@ def machine() -> str:
 
 
 def section(name: str, result: Result, on: str) -> str:
-    """The part of the page that belongs to a benchmark, between its marks."""
+    """The section of a benchmark in the page, between its markers."""
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     return f"<!-- {name} -->\n{result.markdown()}\n*{day}, on {on}.*\n<!-- end {name} -->\n"
 
@@ -62,7 +62,7 @@ def write(name: str, text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the benchmarks named, or all; the exit code."""
+    """Run the named benchmarks, or all of them, and return the exit code."""
     known = names()
     options = _parser(known).parse_args(arguments)
     wanted = [name if name.endswith("_live") or not options.live else f"{name}_live" for name in options.names]

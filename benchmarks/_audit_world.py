@@ -20,7 +20,7 @@ ONE = Slice(SliceKind.CPU, cores=1)
 ACCURACY = {"lite0": 0.751, "lite1": 0.767, "lite2": 0.776}
 PROFILED_MS = {"lite0": 5.0, "lite1": 8.0, "lite2": 14.0}
 TRUE_MS = {"lite0": 6.0, "lite1": 8.5, "lite2": 10.0}
-"""What requests really take: the profile overestimates the baseline's and underestimates the lean one's."""
+"""True milliseconds of a request: the profile overestimates the baseline (lite2) and underestimates the others."""
 RATE_RPS = 50.0
 SLO = Slo(0.1)
 
@@ -43,7 +43,7 @@ def policy(share_ratio: float, seed: int) -> AuditedPolicy:
 
 
 def truth(seed: int, duration_s: float) -> TrueService:
-    """Demand by the time of day, bursts of noise that last for seconds, slow drift, and a grid of steps."""
+    """The true service: demand varies over the day, speed by noise over seconds and slow drift, the grid in steps."""
     rng = np.random.default_rng([seed, 11])
     phase, grid_phase, drift_phase = rng.uniform(0, 2 * np.pi, 3)
 
@@ -65,5 +65,5 @@ def truth(seed: int, duration_s: float) -> TrueService:
 
 
 def audited_run(seed: int, *, share_ratio: float = 0.02, duration_s: float = 3600.0) -> AuditedRun:
-    """One seeded run."""
+    """Simulate one seeded run of the audited service."""
     return run_audited(policy(share_ratio, seed), truth(seed, duration_s), duration_s)

@@ -1,9 +1,9 @@
-"""A service in virtual time under its live policy, with periods of the baseline, and the truth that they estimate.
+"""A simulated service under its live policy, with baseline periods, and the true saving that those periods estimate.
 
-The kernel drives the same :class:`~joulery.policies.serving.switchback.AuditedPolicy` as the live service. The plant is
-a pool of replicas on one FIFO (:mod:`joulery.perf.queues.fifo_pool`) whose true service times are its own: the policy
-sees a profile that may be wrong. As every request is served under the policy and again under the baseline, with the
-same service time on the same variant, the saving that an audit estimates is known.
+The kernel drives the same :class:`~joulery.policies.serving.switchback.AuditedPolicy` as the live service. The plant
+(the simulated service) is a pool of replicas on one FIFO queue (:mod:`joulery.perf.queues.fifo_pool`) with true service
+times; the policy sees a profile that may be wrong. Every request is served under the policy and again under the
+baseline, with the same service time on the same variant, so the saving that an audit estimates is known.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TrueService:
         g_per_kwh: Intensity at each arrival, float64[n].
         active_w: Watts above idle of a busy core.
         idle_w: Watts of the machine with nothing to do.
-        stretch_ratio: What each busy neighbour adds to a request's time.
+        stretch_ratio: Share of a request's time that each busy neighbour adds.
         ready_s: Seconds from a decision until the new layout serves.
     """
 
@@ -70,9 +70,9 @@ class TrueService:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """Times and CPU seconds of some requests: when they were taken and answered, float64[n].
+    """Start and end times and CPU seconds of some requests, float64[n].
 
-    ``free_s`` is when each instance is free after the last of them.
+    ``free_s`` is when each instance is free after the last request.
     """
 
     start_s: FloatArray
@@ -83,14 +83,14 @@ class Served:
 
 @dataclass(slots=True, eq=False)
 class AuditedService:
-    """The plant: serves what has arrived whenever its policy looks.
+    """The simulated service: it serves the requests that have arrived whenever its policy observes it.
 
     Attributes:
         truth: What requests cost.
-        quantile: Of the SLO.
-        layout: What serves; None before the first decision.
-        coming: When which layout takes over; None while none does.
-        start_s, end_s, cpu_s: Of each request that was served, float64[n]; NaN for the others.
+        quantile: Quantile of the SLO.
+        layout: The layout that serves; None before the first decision.
+        coming: Time of the next change of layout, and that layout; None if no change is pending.
+        start_s, end_s, cpu_s: Start, end and CPU seconds of each served request, float64[n]; NaN for the others.
         done: Requests served so far.
     """
 
@@ -109,7 +109,7 @@ class AuditedService:
         self.start_s, self.end_s, self.cpu_s = blank, blank.copy(), blank.copy()
 
     def advance(self, now_s: float) -> None:
-        """Serve all that has arrived by now."""
+        """Serve all requests that have arrived by ``now_s``."""
         if self.coming is not None and self.coming[0] <= now_s:
             at_s, layout = self.coming
             self._serve(at_s)
@@ -165,10 +165,10 @@ class AuditedRun:
     Attributes:
         truth: What requests cost.
         baseline: The baseline layout.
-        cpu_s, latency_s: Of each request, float64[n].
+        cpu_s, latency_s: CPU seconds and latency of each request, float64[n].
         base_cpu_s, base_latency_s: The same, had the baseline served all of them.
-        periods: The periods in which it really served.
-        tally: What became of the periods.
+        periods: The periods in which the baseline really served.
+        tally: Outcomes of the periods.
         duration_s: Length of the run.
     """
 
@@ -184,13 +184,13 @@ class AuditedRun:
 
     @property
     def true_saving_ratio(self) -> float:
-        """Grams above idle saved, of those of the baseline."""
+        """Share of the baseline's grams above idle that the policy saves."""
         g = self.truth.g_per_kwh
         return 1.0 - float(self.cpu_s @ g) / float(self.base_cpu_s @ g)
 
     @property
     def true_machine_ratio(self) -> float:
-        """Joules of the machine saved, idle included, of those with the baseline."""
+        """Share of the machine's joules with the baseline, idle included, that the policy saves."""
         idle_j = self.truth.idle_w * self.duration_s
         return 1.0 - (idle_j + self._busy_j(self.cpu_s)) / (idle_j + self._busy_j(self.base_cpu_s))
 
@@ -226,7 +226,7 @@ class AuditedRun:
 
 
 def run_audited(policy: AuditedPolicy, truth: TrueService, duration_s: float, *, step_s: float = 1.0) -> AuditedRun:
-    """A service under an audited policy, and the same requests under the baseline.
+    """Simulate a service under an audited policy, and the same requests under the baseline.
 
     Args:
         policy: The policy, as the live service has it.
@@ -263,9 +263,9 @@ def varying_arrivals(rate_rps: Callable[[FloatArray], FloatArray], duration_s: f
     """Arrivals of a Poisson process whose rate varies, by thinning, Unix seconds from 0.
 
     Args:
-        rate_rps: The rate at some times.
-        duration_s: Until when.
-        seed: Of the draws.
+        rate_rps: The rate at given times.
+        duration_s: Length of the process, s.
+        seed: Seed of the draws.
     """
     rng = np.random.default_rng([seed, 3])
     most = float(np.max(rate_rps(np.linspace(0.0, duration_s, 1000)))) * 1.05

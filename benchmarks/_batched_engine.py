@@ -1,8 +1,8 @@
-"""One GPU with a language model under continuous batching, its clock governed: the plant beside the live controller.
+"""Simulation of a GPU that serves a language model with continuous batching while the live governor sets its clock.
 
-The engine is :mod:`joulery.perf.lengths.step_time` in truth: each step generates a token of every running request and
-takes as long as its batch, its KV cache and the clock say. The governor gets what the live controller would show it:
-requests with predicted lengths (:func:`pending_requests`), and step times learned from the steps that it sees.
+The simulated engine follows :mod:`joulery.perf.lengths.step_time` exactly: each step generates a token of every running
+request, and its duration depends on the batch, the KV cache and the clock. The governor receives the input of the live
+controller: requests with predicted lengths (:func:`pending_requests`), and step times learned from observed steps.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _FIRST_GUESS = StepCost(0.02)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchedPlant:
-    """A GPU and its engine, in truth.
+    """The true properties of a GPU and its engine.
 
     Attributes:
         clocks_mhz: Supported clocks, ascending, float64[clocks].
         busy_w, idle_w: Board power at each clock, W, float64[clocks].
-        cost: Of one step; its elasticity says how a lower clock slows it down.
-        per_read_s: Of a token of a prompt at the highest clock, s; reading stops the other requests meanwhile.
+        cost: Cost of one step; its elasticity states how much a lower clock slows the step down.
+        per_read_s: Time to read one prompt token at the highest clock, s; the other requests stop meanwhile.
         capacity: Sequences that fit into a batch.
         slo: Latency of an answer, from arrival to its last token.
         switch_s: Delay from a decision to the new clock, s.
@@ -72,8 +72,8 @@ class Answers:
 
     Attributes:
         arrival_s: Non-decreasing, s, float64[n].
-        prompt_tokens, tokens: Of the prompt and of the answer, float64[n], > 0.
-        predicted_tokens: What the governor plans for, float64[n], > 0.
+        prompt_tokens, tokens: Tokens of the prompt and of the answer, float64[n], > 0.
+        predicted_tokens: Tokens of the answer that the governor plans for, float64[n], > 0.
     """
 
     arrival_s: FloatArray
@@ -102,7 +102,7 @@ class BatchedRun:
 
 
 class _Engine:
-    """The engine inside a run."""
+    """State of the engine during a run."""
 
     def __init__(self, plant: BatchedPlant, load: Answers, curves: ClockCurves | None) -> None:
         self.plant, self.load, self.kernel = plant, load, Kernel()
@@ -126,7 +126,7 @@ class _Engine:
         return self.plant.cost.step_s(len(self.left), self.kv) * float(self.slowdown[self.clock])
 
     def advance(self, now_s: float) -> None:
-        """Energy and work since the last event."""
+        """Add the energy and the work since the last event."""
         passed_s, self.since_s = now_s - self.since_s, now_s
         self.energy_j += passed_s * float((self.plant.busy_w if self.left else self.plant.idle_w)[self.clock])
         if not self.left or passed_s <= 0:
@@ -206,14 +206,14 @@ def run_batched_engine(
     duration_s: float,
     curves: ClockCurves | None = None,
 ) -> BatchedRun:
-    """Answer every request under a governor that each arrival and completion steps.
+    """Simulate all requests under a governor that runs one step at each arrival and completion.
 
     Args:
         plant: The GPU and its engine.
         load: The requests.
-        governor: Sets the clock.
+        governor: Policy that sets the clock.
         duration_s: Meter at least this long.
-        curves: What the governor takes the curves for; the true power with learned elasticity when None.
+        curves: Clock curves that the governor assumes; the true power with the learned elasticity if None.
     """
     engine = _Engine(plant, load, curves)
     kernel = engine.kernel

@@ -4,8 +4,8 @@ Proteus (Ahmad et al., ASPLOS 2024) estimates the demand by an exponentially wei
 by a mixed integer program the most accurate variants whose throughput covers 1.05 times that demand, re-solves every
 10 s (every 2 s while its artifact's bursty traces exceed a rate), routes requests in the proportions of the solution,
 and drops a request that cannot be answered in time. Here one service runs on a few slices, so that the program is
-solved exactly by enumeration. Batches are as large as the profile has them, the same for both; where it has none, they
-hold one request. Its variants are loaded everywhere: a change costs it nothing.
+solved exactly by enumeration. Both controllers use the batch sizes of the profile; without them, a batch is one
+request. Proteus's variants are loaded everywhere, so a change costs nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PolicyController:
 
     Attributes:
         policy: The policy.
-        g_per_kwh: Carbon intensity, the same throughout; or by time.
+        g_per_kwh: Carbon intensity: a constant, or a function of time.
         decisions: ``(t_s, decision)`` so far.
     """
 
@@ -51,7 +51,7 @@ class PolicyController:
         return self._stepper.state
 
     def decide(self, now_s: float, service: ElasticService) -> None:
-        """One step of the policy; two at the start, as a live session takes them."""
+        """Run one step of the policy; two at the start if variants are loaded everywhere, as a live session does."""
         self._service = service
         started = service.running is not None
         self._step(now_s, service)
@@ -115,13 +115,13 @@ class ProteusController:
 
     Attributes:
         predictor: The profile.
-        layout: The slices of the service, fixed; what runs where no variant is fast enough.
-        quantile: The SLO's quantile, of which a variant's time must lie within the SLO.
-        beta: Throughput over the demand that a solution has.
-        decay: Weight of the newest second's arrivals against the mean of the last ten, ``decay`` to its power.
-        interval_s, bursty_interval_s: Between two solutions; the second while a second of the last ten had more than
-            ``burst_rps`` arrivals.
-        burst_rps: As in the artifact.
+        layout: The layout whose slices stay fixed; it runs unchanged if no variant is fast enough.
+        quantile: Quantile of the SLO; a variant's service time at this quantile must be within the SLO.
+        beta: Ratio of throughput to demand that a solution must reach.
+        decay: Ratio of the weights of successive seconds' arrivals, of the last ten; the newest weigh most.
+        interval_s, bursty_interval_s: Seconds between two solutions; the second applies while a second of the last ten
+            had more than ``burst_rps`` arrivals.
+        burst_rps: Arrivals a second above which the load is bursty, as in the artifact.
     """
 
     predictor: Predictor
@@ -148,14 +148,14 @@ class ProteusController:
 
     @property
     def demand_rps(self) -> float:
-        """The exponentially weighted mean of the last seconds' arrivals, the newest most."""
+        """The exponentially weighted mean of the last seconds' arrivals; the newest weigh most."""
         if not self._counts:
             return 0.0
         weights = self.decay ** np.arange(len(self._counts))
         return float(np.average(self._counts, weights=weights))
 
     def solve(self, demand_rps: float, slo_s: float) -> Layout:
-        """The variants of the slices: the most accurate whose throughput covers the demand; else the most throughput.
+        """The most accurate layout whose throughput covers the demand, or else the one with most throughput.
 
         A variant that is slower than the SLO on a slice is not used there.
         """

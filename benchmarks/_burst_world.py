@@ -1,4 +1,4 @@
-"""The service and the five bursts of ``benchmarks bursts``: numbers only, so that an older checkout reads them too."""
+"""The service and the five bursts of ``benchmarks bursts``: only numbers, so that an older checkout can read them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LAMBDA = 0.05
 BASE_G_PER_KWH = 200.0
 ACTIVE_W, IDLE_W = 10.0, 20.0
 CALM_RPS, BURST_RPS = 40.0, 300.0
-"""7.5 times; two of the large variant serve 133 requests/s, of the small one 1000."""
+"""A burst has 7.5 times the calm rate; two large variants serve 133 requests/s, two small ones 1000."""
 FLASH_RPS = 1500.0
 FLOOD_RPS = 3000.0
-"""Exceeds what the small variant serves in batches."""
+"""Exceeds the throughput of the small variant in batches."""
 BATCHES, FIXED_PART = (2, 4, 8), 0.5
-"""Measured sizes of batches, and the part of a request's time that a batch spends once (made up)."""
+"""Batch sizes of the profile, and the share of a request's time that a batch spends only once (assumed)."""
 BATCH_DELAY_S = 0.002
 START_S = 1.5
 """Seconds until a new worker process has loaded its model (assumed; 0.2 s to 2.5 s were seen live)."""
@@ -30,13 +30,13 @@ QUEUE = 1024
 """Requests that may wait: the default of the site file."""
 SEEDS = (0, 1, 2)
 HOUR_S = 60.0
-"""An hour of a 48 h grid in a minute."""
+"""Simulated seconds for each hour of a 48 h grid."""
 GRIDS = ("CISO_March", "CISO_Sep", "ESO_March")
 Times = npt.NDArray[np.float64]
 
 
 def samples(variant: str, cores: int) -> tuple[Times, Times]:
-    """200 service times and CPU times of a variant on a slice, seconds: log-normal, 8 % spread, a made-up profile."""
+    """200 service times and CPU times of a variant on a slice, seconds: log-normal, 8 % spread, a generated profile."""
     spread = np.random.default_rng(1).lognormal(0.0, 0.08, 200)
     spread /= spread.mean()
     base_s = MS[variant] / 1e3
@@ -44,7 +44,7 @@ def samples(variant: str, cores: int) -> tuple[Times, Times]:
 
 
 def batches(variant: str, cores: int) -> dict[int, tuple[Times, Times]]:
-    """The same for whole batches, by the requests in them."""
+    """Service times and CPU times of whole batches of a variant, by the number of requests in them; seconds."""
     times_s, cpu_s = samples(variant, cores)
     return {n: tuple(one * (FIXED_PART + (1 - FIXED_PART) * n) for one in (times_s, cpu_s)) for n in BATCHES}
 
@@ -79,7 +79,7 @@ def _ramp(t_s: float) -> float:
 
 
 def _poisson(rate: Callable[[float], float], until_s: float, seed: int, most: float = FLASH_RPS) -> Times:
-    """A Poisson process whose rate changes, by thinning."""
+    """Arrivals of a Poisson process whose rate changes, by thinning; seconds."""
     rng = np.random.default_rng((seed, 1))
     times = np.cumsum(rng.exponential(1.0 / most, int(most * until_s * 1.1) + 100))
     times = times[times < until_s]
@@ -88,7 +88,7 @@ def _poisson(rate: Callable[[float], float], until_s: float, seed: int, most: fl
 
 
 def data(part: str) -> Path:
-    """A file of the measured data."""
+    """The path of a file of the measured data."""
     return Path(os.environ.get("JOULERY_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / part
 
 
@@ -120,7 +120,7 @@ def grid(name: str) -> list[float]:
 
 
 def day(seed: int) -> tuple[Times, float]:
-    """48 hours of calm arrivals, an hour in a minute."""
+    """Arrivals of 48 calm hours, each shortened to ``HOUR_S``, and their length; seconds."""
     until_s = 48 * HOUR_S
     times = np.cumsum(np.random.default_rng((seed, 3)).exponential(1.0 / CALM_RPS, int(until_s * CALM_RPS * 1.1)))
     return np.asarray(times[times < until_s]), until_s

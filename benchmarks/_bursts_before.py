@@ -1,10 +1,11 @@
-"""The bursts under the version before issue 13 (commit ef7be44), in its own checkout with its own interpreter::
+"""Simulate the bursts with the version before issue 13 (commit ef7be44), in its own checkout and interpreter::
 
     git worktree add /tmp/before ef7be44      # with a virtual environment of its own
     cd /tmp/before && .venv/bin/python PATH/benchmarks/_bursts_before.py PATH
 
-``PATH`` is this checkout. Prints the constant ``BEFORE`` of ``benchmarks/bursts.py``. Its policy is observed as its
-controller did it: the rate counts answers, nothing is decided while a layout changes, 1024 requests may wait.
+``PATH`` is this checkout. The program prints the constant ``BEFORE`` of ``benchmarks/bursts.py``. The old policy gets
+the observations of its own controller: the rate counts answers, no decision is made while a layout changes, and 1024
+requests may wait.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 
 def loaded(path: Path, name: str) -> Any:
-    """A module of this checkout."""
+    """Load a module of this checkout under a name."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -51,13 +52,13 @@ Layout = importlib.import_module("joulery.domain.layout").Layout
 
 
 class Before:
-    """The policy of ef7be44, observed as its controller observed."""
+    """Controller with the policy of ef7be44 and the observations of that version."""
 
     def __init__(self, made: Any, g_per_kwh: Any) -> None:
         self.policy, self.state, self.g_per_kwh = made, made.initial(), g_per_kwh
 
     def decide(self, now_s: float, service: Any) -> None:
-        """One step, unless a layout changes."""
+        """Run one step of the policy, unless a layout is changing."""
         service.limit = world.QUEUE
         if service.changing:
             return
@@ -102,7 +103,7 @@ def made() -> tuple[Any, dict[Any, Any]]:
 
 
 def played(arrival_s: Any, until_s: float, g_per_kwh: Any, seed: int) -> Any:
-    """One trace."""
+    """Simulate one trace."""
     chosen, table = made()
     settings = plant.PlantSettings(world.SLO_S, start_s=world.START_S)
     service = plant.ElasticService(table, arrival_s, settings, Before(chosen, g_per_kwh), seed)
@@ -110,7 +111,7 @@ def played(arrival_s: Any, until_s: float, g_per_kwh: Any, seed: int) -> Any:
 
 
 def main() -> None:
-    """Print what came out."""
+    """Simulate all traces and grids, and print the figures."""
     found: dict[str, tuple[float, ...]] = {}
     for name in ("step", "ramp", "on-off", "recorded", "flash"):
         outcomes = []

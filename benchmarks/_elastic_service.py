@@ -1,10 +1,10 @@
-"""A service request by request: one queue, replicas that come and go, variants steered among those that are loaded.
+"""Request-by-request simulation of a service: one queue, replicas that start and stop, requests steered to variants.
 
-The plant of burst studies. A :class:`Controller` looks once a period and changes what runs; a layout that needs new
-processes takes over after their start, one of other variants in the same processes at once. Every request draws the
-same quantile of its service time whatever answers it, so that two controllers on one seed differ by their decisions
-alone. With dynamic batches the replica that is idle longest takes what waits, up to the largest batch of the variant
-that is to answer; the time of a batch is drawn for its first request.
+Burst studies use it as their plant. A :class:`Controller` observes the service once a period and changes the layout. A
+layout that needs new processes takes over after their start; other variants in the same processes take over at once.
+Every request draws the same quantile of its service time whatever variant answers it, so two controllers on one seed
+differ by their decisions alone. With dynamic batches the replica that has been idle longest takes the waiting requests,
+up to the largest batch of the variant that answers; the time of a batch is drawn for its first request.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class PlantSettings:
         slo_s: Latency of the SLO.
         start_s: Seconds until new processes have loaded their models.
         loaded: Variants that every replica has loaded; empty for its own only.
-        period_s: Seconds between two looks of the controller.
-        window_s: Seconds of answers that an observation rests on.
+        period_s: Seconds between two steps of the controller.
+        window_s: Seconds of answers that an observation covers.
         drop_late: Whether a request that can no longer be answered within the SLO is dropped when its turn comes.
-        slowdown: Service times over those of the profile, at a time.
+        slowdown: Service times over those of the profile, as a function of time.
         awake_w: Watts that each replica draws while it waits.
         batch_delay_s: How long a batch that is not full waits for more requests.
     """
@@ -57,19 +57,19 @@ class Steered(Protocol):
     """Chooses the variant of a request; see :class:`joulery.domain.serving.mix.MixCounter`."""
 
     def pick(self, own: str, warm: Any, waiting: int, oldest_wait_s: float, /) -> str:
-        """The variant that answers."""
+        """Choose the variant that answers the next requests."""
         ...
 
     def count(self, requests: int, /) -> None:
-        """So many requests are answered by it."""
+        """Count requests that are answered by the variant that was picked last."""
         ...
 
 
 class Controller(Protocol):
-    """Looks at a service once a period."""
+    """Decides once a period what a service runs."""
 
     def decide(self, now_s: float, service: ElasticService) -> None:
-        """Change what runs, or not."""
+        """Observe the service and change what it runs if needed."""
         ...
 
 
@@ -83,7 +83,7 @@ class _Replica:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BurstOutcome:
-    """Result for the requests.
+    """Result of a simulation.
 
     Attributes:
         arrival_s: Arrivals, float64[n].
@@ -93,7 +93,7 @@ class BurstOutcome:
         changes: ``(t_s, what)``: each change of layout, mix or limit.
         slo_s: The SLO.
         awake_s: Seconds that replicas waited for requests, all together.
-        awake_j: Joules of that.
+        awake_j: Joules of that waiting.
         batch: Requests in the batch of each answered request, int64[n]; 0 for none.
     """
 
@@ -141,19 +141,19 @@ class BurstOutcome:
 
 @dataclass(eq=False)
 class ElasticService:
-    """The plant.
+    """The simulated service.
 
     Attributes:
         profile: Samples of service time and CPU time of each variant on each slice, in one order of their quantiles,
             and the watts of a busy core.
         arrival_s: Arrivals, float64[n].
         settings: The service and its machine.
-        controller: Decides.
-        seed: Of the service times.
+        controller: Decides once a period.
+        seed: Seed of the service times.
         running: The layout that serves; None before the first.
-        steering: Chooses variants; None for each replica's own.
-        limit: What may wait; None for all.
-        batches: The same samples for batches of 2 requests and more, by their number; none where a variant answers
+        steering: Chooses variants; None if each replica uses its own.
+        limit: Limit of the queue; None for no limit.
+        batches: The same samples for batches of 2 or more requests, by batch size; empty for a variant that answers
             requests one by one.
     """
 
@@ -190,7 +190,7 @@ class ElasticService:
         self._ended: deque[int] = deque()
 
     def simulate(self, until_s: float) -> BurstOutcome:
-        """Simulate until a time; requests that are still queued then never end."""
+        """Simulate until no event is left; the controller decides until ``until_s``."""
         kernel = self._kernel
         kernel.on("end", Rank.COMPLETION, self._end)
         kernel.on("ready", Rank.COMPLETION, self._ready)
@@ -215,12 +215,12 @@ class ElasticService:
 
     @property
     def changing(self) -> bool:
-        """Whether the processes of another layout start."""
+        """Whether the processes of another layout are starting."""
         return self._next is not None
 
     @property
     def queued(self) -> int:
-        """Requests that wait."""
+        """Number of queued requests."""
         return len(self._queue)
 
     def oldest_wait_s(self, now_s: float) -> float:
@@ -239,7 +239,7 @@ class ElasticService:
         return int(last - first)
 
     def recent_rps(self, now_s: float, arrivals: int = 50) -> float:
-        """Arrivals a second over the last second, or over so many where they took longer; NaN before a second."""
+        """Arrivals a second over the last second, or over the last ``arrivals`` if those took longer; NaN at first."""
         last = int(np.searchsorted(self.arrival_s, now_s, side="right"))
         since_s = float(self.arrival_s[last - arrivals]) if last >= arrivals else 0.0
         span_s = max(1.0, min(now_s - since_s, self.settings.window_s))
@@ -260,15 +260,15 @@ class ElasticService:
         return self._variant[request]
 
     def batch_of(self, requests: Sequence[int]) -> IntArray:
-        """Requests in the batch of each of some answered requests."""
+        """Size of the batch of each of the given answered requests."""
         return np.asarray(self._batch[requests])
 
     def occupied_s(self, requests: Sequence[int]) -> FloatArray:
-        """Seconds that each of some requests kept its replica busy; an equal part of its batch's."""
+        """Seconds that each request kept its replica busy: an equal share of the time of its batch."""
         return np.asarray((self._end_s[requests] - self._start_s[requests]) / self._batch[requests])
 
     def run(self, layout: Layout) -> None:
-        """Run a layout: at once in the processes that are there, else when new ones have loaded."""
+        """Change to a layout: at once if the present processes suffice, else when new ones have loaded."""
         now_s = self._kernel.now_s
         self._version += 1
         if layout == self.running:
@@ -293,12 +293,12 @@ class ElasticService:
             self._take_over(layout)
 
     def _missing(self, layout: Layout) -> list[Instance]:
-        """Instances of a layout that need a process of their own: no replica that is there can be them."""
+        """Instances of a layout that need a new process because no present replica can take them."""
         free = [one for one in self._replicas if not one.leaving]
         return [item for item in layout.instances if self._taken(item, free) is None]
 
     def _taken(self, item: Instance, free: list[_Replica]) -> _Replica | None:
-        """The replica that becomes an instance, taken out of ``free``: of its slice, with its variant if need be."""
+        """Take a replica that can become an instance out of ``free``: on its slice, and with its variant if need be."""
         mine = [one for one in free if one.slice == item.slice]
         mine.sort(key=lambda one: one.variant != item.variant)
         if not mine or (mine[0].variant != item.variant and not self.settings.loaded):
@@ -307,7 +307,7 @@ class ElasticService:
         return mine[0]
 
     def _take_over(self, layout: Layout) -> None:
-        """Replicas that can stay do, missing ones join, the others finish what they hold and leave."""
+        """Switch to a layout: keep the replicas that fit, add missing ones, retire the others after their requests."""
         self._count_awake()
         self.running = layout
         free, fresh = [one for one in self._replicas if not one.leaving], []
@@ -324,7 +324,7 @@ class ElasticService:
         self._pump()
 
     def _count_awake(self) -> None:
-        """Count the seconds that replicas waited."""
+        """Add the seconds that idle replicas waited since the last call."""
         now_s = self._kernel.now_s
         self._awake_s += len(self._idle) * (now_s - self._counted_s)
         self._counted_s = now_s
@@ -363,7 +363,7 @@ class ElasticService:
             self._begin(now_s, self._idle.popleft(), variant, taken)
 
     def _most(self, variant: str, piece: Slice) -> int:
-        """Requests of the largest batch."""
+        """Size of the largest batch of a variant on a slice."""
         return max(self.batches.get((variant, piece), ()), default=1)
 
     def _variant_for(self, now_s: float, replica: _Replica) -> str:
@@ -376,7 +376,7 @@ class ElasticService:
         return self.steering.pick(replica.variant, self.settings.loaded, behind, waited_s)
 
     def _begin(self, now_s: float, replica: _Replica, variant: str, taken: tuple[int, ...]) -> None:
-        """A replica takes a batch; where late requests are dropped, none that would be answered late."""
+        """Start a batch on a replica; with ``drop_late``, drop late requests and requeue the rest instead."""
         size = len(taken)
         took_s, cpu_s = self._times(variant, replica.slice, taken)
         took_s *= self.settings.slowdown(now_s)
@@ -396,7 +396,7 @@ class ElasticService:
         self._kernel.at(now_s + took_s, "end", replica)
 
     def _times(self, variant: str, piece: Slice, taken: Sequence[int]) -> tuple[float, float]:
-        """Seconds and CPU seconds of a batch; beside measured sizes in proportion."""
+        """Seconds and CPU seconds of a batch, interpolated between the profiled batch sizes."""
         times_s, used_s, _ = self.profile[variant, piece]
         at = int(self._pick[taken[0]] * len(times_s))
         sizes = self.batches.get((variant, piece)) if len(taken) > 1 else None

@@ -1,9 +1,9 @@
-"""The least energy with which any scheduler can do a workload at a mean completion time: a bound, not a schedule.
+"""Lower bound on the energy with which any scheduler can complete a workload at a mean completion time.
 
-Relaxed is everything that costs a real schedule energy or time beyond the work itself: no job waits or restarts, every
-length is known, every GPU is at hand at once, each job changes its number of GPUs and its power limit freely, and a
-node sleeps in every second in which it runs no job. A completion time is at least the time of the work, so what a
-schedule saves at a mean completion time is at most what this linear program saves: its Lagrange dual, at any price of a
+The bound leaves out everything that costs a real schedule energy or time beyond the work itself: no job waits or
+restarts, every length is known, every GPU is available at once, each job changes its number of GPUs and its power limit
+freely, and a node sleeps in every second in which it runs no job. A completion time is at least the time of the work,
+so no schedule saves more at a mean completion time than this linear program. Its Lagrange dual, at any price of a
 second, is a lower bound.
 """
 
@@ -55,7 +55,7 @@ def least_energy_j(setting: Setting, jobs: Jobs, mean_jct_s: float) -> float:
 
 
 def _choices(setting: Setting, kind: int, widest: int) -> tuple[FloatArray, FloatArray]:
-    """Seconds and joules, above those of its GPUs asleep, of a second of one-GPU work: each GPU count and limit."""
+    """Seconds, and joules above sleep, of one second of one-GPU work, for each GPU count and power limit."""
     asleep_w = setting.node.asleep_w / setting.node.gpus
     gpus = np.arange(1, widest + 1)
     times, joules = [], []

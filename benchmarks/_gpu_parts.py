@@ -1,4 +1,4 @@
-"""A model whose parts draw different power: each alone first, which is the truth, then in turn, traced."""
+"""A model whose parts draw different power, measured each alone (the truth) and then in turn under the tracer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Doubles(nn.Module):
 
 
 class Parts(nn.Module):
-    """One after the other, 30 to 50 ms each on an H100."""
+    """The three parts in sequence, 30 to 50 ms each on an H100."""
 
     def __init__(self, scale: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Parts(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class PartJoules:
-    """One part of the model: its joules in turn with the others, by its power alone and by the trace."""
+    """Joules of one part when it runs in turn with the others: from its power alone, and from the trace."""
 
     name: str
     alone_w: float
@@ -88,11 +88,11 @@ def weighted_error(parts: Sequence[PartJoules]) -> float:
 
 
 def measured_parts(place: str, device: str, counter_j: Callable[[], float], seconds: float) -> list[PartJoules]:
-    """Each part alone, then all in turn.
+    """Measure each part alone, then all of them in turn.
 
     Args:
         place: Device of PyTorch.
-        device: Its name in the footprint.
+        device: Name of that device in the footprint.
         counter_j: Reads the board's energy, joules.
         seconds: How long each part runs alone.
     """
@@ -130,7 +130,7 @@ def _alone(part: Callable[[], None], counter_j: Callable[[], float], seconds: fl
 
 
 def _repeat(part: Callable[[], None], seconds: float) -> float:
-    """Run a part for so long; how long it took."""
+    """Run a part repeatedly for at least ``seconds``; the seconds that it took."""
     start = time.monotonic()
     while time.monotonic() - start < seconds:
         part()

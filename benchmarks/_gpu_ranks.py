@@ -1,4 +1,4 @@
-"""A program of several ranks on one GPU (gloo), unmodified: ``torchrun --nproc-per-node 2 _gpu_ranks.py``."""
+"""Training program of several ranks on one GPU (gloo), no joulery: ``torchrun --nproc-per-node 2 _gpu_ranks.py``."""
 
 import os
 

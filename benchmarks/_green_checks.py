@@ -1,4 +1,4 @@
-"""What is compared in GREEN's checks: lines with bars, and changes of one run against another."""
+"""Comparisons of GREEN's checks: table rows with bars, and changes of one run against another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from joulery.sim.training.plant import Jobs
 from joulery.sim.training.study import Setting, run_scheme
 
 Change = dict[str, float]
-"""What changed, as ratios: mean and 99th percentile of completion times, carbon of jobs and cluster, energy, peak."""
+"""Relative changes: mean and 99th percentile of completion times, carbon of jobs and cluster, energy, peak."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Checks:
     held: list[tuple[str, bool]]
 
     def add(self, number: str, what: str, bar: str, ours: str, held: bool | None = None) -> None:
-        """One line; ``held`` is None where there is no bar."""
+        """Add one row; ``held`` is None if it has no bar."""
         self.rows.append([number, what, bar, ours, "" if held is None else "yes" if held else "**no**"])
         if held is not None:
             self.held.append((f"check {number}: {what} {bar}", held))
@@ -45,7 +45,7 @@ def compare(
 
 
 def change(run: TrainingRun, base: TrainingRun) -> Change:
-    """One run against another."""
+    """Relative changes of one run against another."""
     measures: dict[str, Callable[[TrainingRun], float]] = {
         "jct": lambda one: float(one.jct_s.mean()),
         "p99": lambda one: float(np.quantile(one.jct_s, 0.99)),
@@ -68,17 +68,17 @@ def by_size(jobs: Jobs, run: TrainingRun, base: TrainingRun) -> list[float]:
 
 
 def mean(found: Sequence[Change], key: str) -> float:
-    """Of one measure."""
+    """The mean change of one measure."""
     return float(np.mean([one[key] for one in found]))
 
 
 def span(found: Sequence[Change], key: str) -> str:
-    """The mean, and from where to where."""
+    """The mean change of one measure and its range, as text."""
     values = [one[key] for one in found]
     between = f" ({percent(min(values))} to {percent(max(values))})" if len(values) > 1 else ""
     return percent(float(np.mean(values))) + between
 
 
 def percent(ratio: float) -> str:
-    """With its sign."""
+    """A ratio as a signed percentage."""
     return f"{100 * ratio:+.1f} %"

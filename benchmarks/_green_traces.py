@@ -1,4 +1,4 @@
-"""Traces and grids that GREEN is judged on; ``JOULERY_DATA`` names the folder."""
+"""Traces and grids that GREEN is evaluated on; ``JOULERY_DATA`` names their folder."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _GAVEL_UNSEEN = ("103959", "6214e9", "7f04ca", "ed69ec")
 
 
 def direct(region: str, year: int) -> Intensity:
-    """The hours of a year, direct emissions, g/kWh."""
+    """Hourly carbon intensity of a region in a year, direct emissions, g/kWh."""
     with (data_folder("carbon") / f"{region}_{year}.csv").open() as rows:
         return Intensity(np.array([float(row["ci_direct"]) for row in csv.DictReader(rows)]))
 
 
 def august(carbon: Intensity) -> Intensity:
-    """The mean day of a year's August."""
+    """Hourly carbon intensity of the mean day of a year's August."""
     return Intensity(np.array(carbon.values)[_AUGUST_H].reshape(31, 24).mean(axis=0))
 
 
@@ -43,19 +43,19 @@ def trace(name: str) -> tuple[FloatArray, FloatArray]:
 
 
 def trace_jobs(name: str, until_s: float = np.inf) -> Jobs:
-    """The jobs of a trace's file that come before some time."""
+    """The jobs of a trace's file that are submitted before ``until_s``."""
     submit_s, duration_s = trace(name)
     return jobs_from_trace(submit_s[submit_s < until_s], duration_s[submit_s < until_s], Streams(0))
 
 
 def philly() -> tuple[FloatArray, FloatArray]:
-    """Microsoft's Philly jobs of a minute to the testbed's longest duration."""
+    """Microsoft's Philly jobs that last from a minute up to the testbed's longest duration."""
     return _fitting(*trace("philly_jobs.csv"))
 
 
 def gavel() -> tuple[FloatArray, FloatArray]:
-    """Gavel's jobs of Philly's virtual clusters, lengths as measured on a V100: every other of the nine that have 900
-    and more. Those between were looked at in development."""
+    """Gavel's jobs of Philly's virtual clusters, lengths as measured on a V100: every second of the nine clusters with
+    900 jobs and more. The other clusters were used in development."""
     with (data_folder("green") / "gavel_traces.csv").open() as rows:
         read = np.array(
             [
@@ -79,8 +79,8 @@ def alibaba() -> tuple[FloatArray, FloatArray]:
 
 
 def pollux() -> tuple[FloatArray, FloatArray]:
-    """The eight workloads of Pollux's artifact, one after another as they are numbered, each job as long as its
-    training takes one T4 at its first batch size."""
+    """The eight workloads of Pollux's artifact, in sequence by number; each job lasts as long as its training takes on
+    one T4 from its first batch size on."""
     with (data_folder("green") / "pollux_workloads.csv").open() as rows:
         read = [row for row in csv.DictReader(rows) if row["set"] == "workloads"]
     lasts_s = {name: training_s(data_folder("green"), name) for name in {row["application"] for row in read}}
@@ -100,7 +100,7 @@ def _fitting(submit_s: FloatArray, duration_s: FloatArray) -> tuple[FloatArray, 
 
 
 def folded(submit_s: FloatArray, duration_s: FloatArray, seed: int) -> Jobs:
-    """As much work as on the testbed's day, sampled from a trace and moved into one day."""
+    """Jobs sampled from a trace with as much work as the testbed's day, moved into one day."""
     sampled = np.random.default_rng(seed).permutation(len(duration_s))
     rows = sampled[: int(np.searchsorted(np.cumsum(duration_s[sampled]), DAY_WORK_S))]
     at_s = submit_s[rows] % DAY_S
@@ -109,7 +109,7 @@ def folded(submit_s: FloatArray, duration_s: FloatArray, seed: int) -> Jobs:
 
 
 def spread(submit_s: FloatArray, duration_s: FloatArray, days: float, load: float = YEAR_LOAD) -> Jobs:
-    """Up to so many days of a trace, stretched so that it loads 64 GPUs so far, as the year trace unless stated."""
+    """The jobs of a trace, stretched to at most ``days`` days in which they load 64 GPUs by ``load``."""
     at_s, day_work_s = submit_s - submit_s[0], load * 64 * DAY_S
     days = min(days, float(duration_s.sum()) / day_work_s)
     keep = int(np.searchsorted(np.cumsum(duration_s), day_work_s * days))
@@ -117,7 +117,7 @@ def spread(submit_s: FloatArray, duration_s: FloatArray, days: float, load: floa
 
 
 def first(all_jobs: Jobs, until_s: float) -> Jobs:
-    """The jobs that come before some time."""
+    """The jobs that are submitted before ``until_s``."""
     rows = all_jobs.submit_s < until_s
     return Jobs(*(column[rows] for column in (all_jobs.submit_s, all_jobs.work_s, all_jobs.kind, all_jobs.requested)),
                 all_jobs.max_gpus[rows])  # fmt: skip

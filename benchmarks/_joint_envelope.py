@@ -1,4 +1,4 @@
-"""Check 9 of preset joint: look-ups in an envelope over carbon price and load against plans made afresh."""
+"""Check 9 of preset joint: look-ups in an envelope over carbon price and load, against new plans."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ LIMIT_S = 600.0
 """CPU seconds that the envelope may take."""
 POINTS = 50
 DRAWS = (31, 32, 33, 34, 35, 36)
-"""Seeds of the points. How finely loads are known was chosen around a miss of draw 35, and draw 36 made after that; no
-other setting was chosen by any of them."""
+"""Seeds of the points. The resolution of loads was chosen after a miss of draw 35, and draw 36 was added after that;
+no other setting was chosen by any of these draws."""
 _LOOKUPS = 2000
 
 
 class Added(Protocol):
-    """Takes the checks."""
+    """Collects the checks."""
 
     rows: list[list[str]]
 
     def add(self, number: str, what: str, held: bool | None, said: str, **figures: Any) -> None:
-        """One check: its bar, whether it held, and its figures."""
+        """Add one check: its bar, whether it held, and its figures."""
         ...
 
 
 def add_envelope_checks(checks: Added, asked: JointRequest) -> None:
-    """Make an envelope of I1, and hold look-ups at random prices and loads against plans made afresh."""
+    """Make an envelope of instance I1, and compare look-ups at random prices and loads with new plans."""
     begin = time.process_time()
     envelope = make_envelope(asked, AXIS, proceed=lambda: time.process_time() - begin < LIMIT_S)
     took_s = time.process_time() - begin
@@ -45,7 +45,7 @@ def add_envelope_checks(checks: Added, asked: JointRequest) -> None:
 
 
 def compare(checks: Added, asked: JointRequest, envelope: Envelope, took_s: float) -> None:
-    """The checks, for an envelope that is made already."""
+    """Add the checks for an envelope that exists already."""
     inside = envelope.error_table().part_within(0.005)
     text = (
         f"{len(envelope.plans)} plans, made at {len(envelope.points)} points of {len(envelope.loads)} loads in "
@@ -63,7 +63,7 @@ def compare(checks: Added, asked: JointRequest, envelope: Envelope, took_s: floa
 
 
 def _add_draw(checks: Added, asked: JointRequest, envelope: Envelope, draw: int) -> None:
-    """Look-ups at the points of one draw against plans made afresh, and against what they say of themselves."""
+    """Compare look-ups at the points of one draw with new plans, and with the regret that the envelope states."""
     found, beyond, again = list[tuple[float, float, float]](), 0, list[float]()
     for price, load in points(envelope, draw):
         rates = {each.workload.id: load * each.workload.rate_rps for each in asked.services}
@@ -99,7 +99,7 @@ def _add_draw(checks: Added, asked: JointRequest, envelope: Envelope, draw: int)
 
 
 def points(envelope: Envelope, draw: int, count: int = POINTS) -> list[tuple[float, float]]:
-    """Random prices, evenly in logarithms between the lowest and the highest, and random loads."""
+    """Random prices, log-uniform between the lowest and the highest, and random loads."""
     rng = random.Random(draw)
     low, high = math.log(envelope.prices[0]), math.log(envelope.prices[-1])
     first, last = envelope.loads[0], envelope.loads[-1]

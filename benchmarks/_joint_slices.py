@@ -1,4 +1,4 @@
-"""Preset joint on cut GPUs: checks 2, 4, 5, 6 and 7 on the measured A100-80GB table. Needs the data set."""
+"""Checks 2, 4, 5, 6 and 7 of preset joint on MIG slices, with the measured A100-80GB table. Needs the data set."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from joulery.policies.placement.joint.problem import JointRequest, problem_of
 from joulery.sim.placement.plan_judge import judge_plan
 
 SMALL = 60
-"""Small cut problems held against brute force."""
+"""Number of small MIG problems that are compared with brute force."""
 _EQUAL = 1e-5
 _OTHER_POWERS = ((40.0, 300.0), (90.0, 400.0))
-"""Other idle and busy watts than the example assumes, to show what of the result is the assumption's."""
+"""Idle and busy watts other than the example's, to show how much of the result depends on that assumption."""
 
 
 class Added(Protocol):
-    """Takes the checks."""
+    """Collects the checks."""
 
     rows: list[list[str]]
     figures: dict[str, Any]
 
     def add(self, number: str, what: str, held: bool | None, said: str, **figures: Any) -> None:
-        """One check: its bar, whether it held, and its figures."""
+        """Add one check: its bar, whether it held, and its figures."""
         ...
 
 
 def add_slice_checks(checks: Added) -> list[str]:
-    """Every check on cut GPUs; returns notes.
+    """Add every check on GPUs with MIG slices, and return the notes.
 
     Raises:
         NotRun: The data set is not here.
@@ -65,7 +65,7 @@ def add_slice_checks(checks: Added) -> list[str]:
 
 
 def example() -> JointRequest:
-    """I2 as the example has it.
+    """The request of instance I2, from ``examples/joint-mig.yaml``.
 
     Raises:
         NotRun: The data set is not here.
@@ -140,7 +140,7 @@ def _watts(checks: Added, asked: JointRequest, plan: ProvisionPlan, took_s: floa
 
 
 def _losses(checks: Added, asked: JointRequest) -> None:
-    """Check 4 on I2: floors and watts as more accuracy may be lost."""
+    """Check 4 on I2: accuracy floors, and watts as the allowed loss of accuracy grows."""
     watts, missed = [], 0.0
     for loss in (0.0, 0.005, 0.01, 0.02, 0.03):
         services = tuple(

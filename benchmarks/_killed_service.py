@@ -1,10 +1,10 @@
 """A service under load whose processes are killed while its layout changes: each request is followed to its end.
 
-``joulery up`` with several gateways serves models of almost no work; a policy that tries layouts on the running service
-switches every second or two, later with the grid, as long as clients leave room. Clients send requests and read each
-answer. Every few seconds one process is killed with SIGKILL: a replica, a gateway, the engine server, the controller,
-which is then started again, or the head of a Ray cluster. In the end what the clients counted is compared with what the
-service recorded.
+``joulery up`` with several gateways serves models of almost no work. A policy that tries layouts on the running service
+switches every second or two, and later with the grid, as long as there is spare capacity. Clients send requests and
+read each answer. Every few seconds one process is killed with SIGKILL: a replica, a gateway, the engine server, the
+controller, which is then started again, or the head of a Ray cluster. At the end the clients' counts are compared with
+the service's records.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VARIANTS = {"small": 0.1, "middle": 0.2, "large": 0.4}
 PATIENCE_S, RAY_PATIENCE_S = 240.0, 900.0
 _LOOK_S = 0.05
 _RETRY_S = 0.25
-"""A client that was refused waits so long before its next request."""
+"""Seconds that a client waits after a refusal before its next request."""
 _STEP_S = 8.0
 """Seconds until the grid's intensity changes, and with it the layout."""
 SITE = """
@@ -75,7 +75,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """What runs the replicas of the service.
+    """The layer below the service that runs its replicas.
 
     Attributes:
         kills: Kinds of processes in the order in which they are killed.
@@ -94,20 +94,20 @@ class Below:
 
     @classmethod
     def ray(cls, python: str, environ: Mapping[str, str]) -> Below:
-        """Ray Serve on a cluster of its own; changes of the layout are changes of the mix, and keep Ray's workers."""
+        """Ray Serve on its own cluster; changes of the layout are changes of the mix, and keep Ray's workers."""
         cpus = ", engine: {kind: ray, cpus: 4}"
         return cls(RAY_KILLS, "slices: [1, 1]", cpus, python, environ, RAY_PATIENCE_S)
 
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the requests, as their clients saw it.
+    """Outcomes of the requests, as their clients counted them.
 
     Attributes:
         sent: Requests sent.
-        again: Of them those sent again by their client, because its gateway was killed and the connection with it.
+        again: Requests among them that a client sent again because its connection broke with a killed gateway.
         statuses: Answers by HTTP status.
-        wrong: Answers that were not the request's own: another id, other numbers, or bytes that nothing asked for.
+        wrong: Answers that were not the request's own: another id, other numbers, or unexpected further bytes.
     """
 
     sent: int = 0
@@ -127,7 +127,7 @@ class Counts:
 
     @property
     def refused(self) -> int:
-        """Requests that were answered with a status that says why not."""
+        """Requests that were answered with a status other than 200."""
         return self.statuses.total() - self.answered
 
     @property
@@ -140,10 +140,10 @@ class Clients:
     """Connections that send a request, wait for its answer, and send the next.
 
     Args:
-        port: Where the gateways listen.
-        connections: How many.
-        pause_s: Between two requests of a connection.
-        patience_s: How long answers may fail to come.
+        port: Port of the gateways.
+        connections: Number of connections.
+        pause_s: Seconds between two requests of a connection.
+        patience_s: Seconds to wait for further answers.
     """
 
     def __init__(self, port: int, connections: int, pause_s: float, patience_s: float = PATIENCE_S) -> None:
@@ -154,16 +154,16 @@ class Clients:
         self._tasks = [asyncio.create_task(self._client(index)) for index in range(connections)]
 
     async def stop(self) -> Counts:
-        """Have each client finish its request."""
+        """Stop the clients after their current request, and return the counts."""
         self._ended.set()
         await asyncio.gather(*self._tasks)
         return self.counts
 
     async def more(self, count: int) -> None:
-        """Wait until so many more requests have a result.
+        """Wait until ``count`` more requests have a result.
 
         Raises:
-            TimeoutError: They never had.
+            TimeoutError: The results did not arrive in time.
         """
         until = self.counts.answered + count
         await eventually(lambda: self.counts.answered >= until, f"{count} more answers", self._patience_s)
@@ -184,7 +184,7 @@ class Clients:
             await self._close(index)
 
     async def _until_answered(self, index: int, name: str, value: float) -> None:
-        """One request, sent again where its connection breaks."""
+        """Send one request, and send it again if its connection breaks."""
         counts, first = self.counts, True
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [value]}
         body = json.dumps({"id": name, "inputs": [tensor]}).encode()
@@ -213,10 +213,10 @@ class Clients:
             return
 
     async def _connection(self, index: int) -> Connection:
-        """The connection of a client, opened where there is none.
+        """The connection of a client, opened if there is none.
 
         Raises:
-            OSError: It cannot be.
+            OSError: The connection cannot be opened.
         """
         connection = self._connections[index]
         if connection is None:
@@ -232,17 +232,17 @@ class Clients:
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
-    """Status and body of an answer, and whether the connection ends with it."""
+    """Read an answer: its status, its body, and whether the server closes the connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return int(head.split(b" ", 2)[1]), await reader.readexactly(length), b"connection: close" in head
 
 
 async def eventually(condition: Callable[[], Any], what: str, patience_s: float) -> None:
-    """Wait until something is true.
+    """Wait until a condition is true.
 
     Raises:
-        TimeoutError: It never was.
+        TimeoutError: The condition was not true in time.
     """
     end_s = time.monotonic() + patience_s
     while not condition():
@@ -252,11 +252,11 @@ async def eventually(condition: Callable[[], Any], what: str, patience_s: float)
 
 
 class Service:
-    """The service in a folder; controllers come and go.
+    """The service in a folder, under one controller after another.
 
     Args:
         folder: An empty folder.
-        below: What runs its replicas.
+        below: The layer that runs its replicas.
     """
 
     def __init__(self, folder: Path, below: Below = Below()) -> None:
@@ -279,7 +279,7 @@ class Service:
         """Start a controller, and wait until the service answers.
 
         Raises:
-            RuntimeError: It ended.
+            RuntimeError: The controller ended.
         """
         self.runs += 1
         run = self.folder / f"run-{self.runs}"
@@ -311,7 +311,7 @@ class Service:
 
         Raises:
             RuntimeError: The next controller ended.
-            TimeoutError: There is none.
+            TimeoutError: There is no process of that kind.
         """
         if what == "controller":
             assert self.controller is not None
@@ -349,10 +349,10 @@ class Service:
         return found
 
     async def stop(self) -> None:
-        """Have the controller end in order, with its report.
+        """Stop the controller in order, so that it writes its report.
 
         Raises:
-            RuntimeError: It failed.
+            RuntimeError: The controller failed.
         """
         assert self.controller is not None
         self.controller.send_signal(signal.SIGINT)
@@ -360,7 +360,7 @@ class Service:
             raise RuntimeError(f"joulery up failed: {(self.folder / f'up-{self.runs}.log').read_text()[-500:]}")
 
     def clear(self) -> None:
-        """Kill what is left, whatever failed."""
+        """Kill all processes of the service that are left."""
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.cwd() == str(self.state):
@@ -396,13 +396,13 @@ class Service:
 
 
 def _outcomes_in(path: Path) -> list[str]:
-    """The outcomes of the whole rows of a file."""
+    """The outcomes of the complete rows of a file."""
     whole = path.stat().st_size // ROW.itemsize
     return [OUTCOMES[code].value for code in np.fromfile(path, ROW, whole)["outcome"].tolist()]
 
 
 def profile() -> Profile:
-    """A profile of the variants as they are made: nothing is measured before the service answers."""
+    """A profile of the variants from their nominal times, so that the service starts without measuring."""
     entries = []
     for name, ms in VARIANTS.items():
         for cores in (1, 2):
@@ -413,15 +413,15 @@ def profile() -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of a play.
+    """Result of a run with kills.
 
     Attributes:
-        counts: What the clients saw.
+        counts: Counts of the clients.
         recorded: Requests by outcome that the service recorded.
         switches: Changes of the layout.
         kills: Kills by kind.
         report: The last controller's report.
-        duration_s: How long it took.
+        duration_s: Length of the run, s.
     """
 
     counts: Counts
@@ -438,10 +438,10 @@ class Played:
 
     @property
     def agrees(self) -> bool:
-        """Whether the service's records are the clients' counts.
+        """Whether the service's records agree with the clients' counts.
 
-        Of a request whose connection broke the client does not know how far it came: the service has one record of it
-        at most.
+        A client has no outcome for a request whose connection broke; the service has at most one record of such a
+        request.
         """
         cut = self.recorded.total() - self.counts.statuses.total()
         answered = self.recorded["ok"] - self.counts.answered
@@ -464,13 +464,13 @@ async def play(
 
     Args:
         folder: An empty folder.
-        requests: Requests at least.
-        switches: Changes of the layout at least.
-        kills: Kills at least, of the kinds in turn.
-        connections: Clients.
+        requests: Least number of requests.
+        switches: Least number of changes of the layout.
+        kills: Least number of kills, of the kinds in turn.
+        connections: Number of clients.
         pause_s: Pause between two requests of a client.
-        answers_between: Answers between two kills at least.
-        below: What runs the replicas.
+        answers_between: Least number of answers between two kills.
+        below: The layer that runs the replicas.
 
     Raises:
         TimeoutError: The service did not return after a kill.

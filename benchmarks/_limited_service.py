@@ -1,7 +1,7 @@
-"""One device that serves under the policy that learns its power limit: the policy object that ``joulery up`` drives.
+"""Simulation of one serving device under the policy that learns its power limit, as ``joulery up`` runs the policy.
 
-The plant is a queue with several servers. It has its own truth, a slowdown and a power for each limit, and its own
-noise; the policy sees requests and joules. A request in progress goes on at the speed of the limit that is set.
+The plant is a queue with several servers. Its true slowdown and power at each limit, and its noise, are its own; the
+policy sees only requests and joules. A running request continues at the speed of the limit that is set.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from joulery.policies.clocks.service_limit import (
 )
 
 Response = Callable[[float], tuple[float, float]]
-"""Service time and power above idle under a limit (a share of full power), both against full power."""
+"""Maps a limit (a share of full power) to service time and power above idle, both against full power."""
 Truth = Callable[[float], Response]
-"""The response at a time, s."""
+"""Maps a time, s, to the response at that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Request:
     kind: int
     arrival_s: float
     base_s: float
-    """Its service time at full power, s."""
+    """Service time of the request at full power, s."""
     left_s: float
     start_s: float = math.nan
     fresh: bool = False
@@ -62,14 +62,14 @@ class _Request:
 
 @dataclass(slots=True)
 class LimitedServiceRun:
-    """Result for a device.
+    """Result of a run.
 
     Attributes:
         timeline: When each limit was set: ``(s, share of full power)``.
         answered: Requests answered.
-        service_s: Their service times together, s.
+        service_s: Sum of their service times, s.
         base_s: The same at full power, s: the truth, which the policy does not see.
-        in_time: Of them, those within the SLO.
+        in_time: Answered requests within the SLO.
         energy_j: Energy, J.
         state: The policy's last state.
     """
@@ -104,7 +104,7 @@ class _Plant:
     late: deque[bool] = field(default_factory=lambda: deque(maxlen=100))
 
     def advance(self, until_s: float) -> None:
-        """Serve until then, event by event."""
+        """Serve until ``until_s``, event by event."""
         span_s = until_s - self.now_s
         count = self.rng.poisson(self.load.rate_rps(self.now_s) * span_s)
         arrivals = deque(np.sort(self.now_s + span_s * self.rng.random(count)).tolist())
@@ -157,7 +157,7 @@ class _Plant:
             self.late.append(not in_time)
 
     def view(self) -> ServingDeviceView:
-        """The policy's view."""
+        """The policy's view of the device; clears the answers counted since the last view."""
         ages = [self.now_s - one.arrival_s for one in (*self.queue, *self.running)]
         judged = 1 - sum(self.late) / len(self.late) if self.late else math.nan
         pressure = ServicePressure(
@@ -184,15 +184,15 @@ def run_limited_service(
     seed: int,
     watch: Callable[[ServingDeviceView, LimitedServiceRun, ServiceLimitState], None] | None = None,
 ) -> LimitedServiceRun:
-    """Serve for so long, observed every period; limits take effect at once.
+    """Simulate the device under the policy, which runs once a period; limits take effect at once.
 
     Args:
         tuner: The policy.
-        load: What arrives, and the device.
-        truth: What a limit does, by time.
-        elapsed_s: How long.
-        seed: Of arrivals and service times.
-        watch: Called after every step with the view, what became of the device so far and the policy's state.
+        load: Load and device.
+        truth: True response to a limit, by time.
+        elapsed_s: Length of the run, s.
+        seed: Seed of arrivals and service times.
+        watch: Called after every step with the view, the result so far and the policy's state.
     """
     run = LimitedServiceRun(state=tuner.initial())
     plant = _Plant(load, truth, tuner.settle_s, np.random.default_rng(seed), run)

@@ -1,8 +1,8 @@
-"""Bursts of requests to a small language model behind ``joulery serve``, and what becomes of them in each order.
+"""Bursts of requests to a small language model behind ``joulery serve``, and their completion times in each order.
 
-Prompts are of 32 forms written for this, over things and towns of their own: none is among those that the default
-predictor was trained on. Three in ten want a word, three in ten a sentence, a fifth a paragraph, the rest as much as
-they can get; what a client of that kind would state as ``max_tokens`` goes with each.
+Prompts have 32 templates written for this benchmark, with their own things and towns; the default predictor was trained
+on none of them. Three in ten ask for a word, three in ten for a sentence, a fifth for a paragraph, and the rest for a
+long text. Each prompt has the ``max_tokens`` that a client of that kind would state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BUNDLED = "{kind: llama.cpp, threads: 1}"
 REQUESTS, LOAD, CV, SEED = 120, 0.9, 3.0, 11
 _READ_TOTAL = "llamacpp:prompt_tokens_total "
 ALONE_S = 105.0
-"""Requests that are answered one by one within this are the load: all orders together then take ten minutes."""
+"""The load is the requests answered one by one within this time, s; all orders together then take ten minutes."""
 _KNOWN = "lengths known (asked before)"
 _ORDERS = {
     "first come first served": "{kind: fcfs}",
@@ -96,7 +96,7 @@ MUCH = (
     "Write a legend, told by an old woman of {town}, about {a}.",
 )
 KINDS = ((0.30, 8, WORD), (0.30, 64, SENTENCE), (0.22, 160, PARAGRAPH), (0.18, 320, MUCH))
-"""Share of the requests, ``max_tokens`` of a client that states what it wants, forms."""
+"""Share of the requests, ``max_tokens`` of a client that states a limit, templates of prompts."""
 
 
 class Asked(NamedTuple):
@@ -113,7 +113,7 @@ class Served(NamedTuple):
     process: psutil.Process
 
     def tokens_read(self) -> float:
-        """Tokens of prompts, and of answers that were resumed, which its llama.cpp has read, cached ones left out."""
+        """Tokens of prompts and resumed answers that its llama.cpp has read, cached ones left out; NaN without it."""
         for each in self.process.children(recursive=True):
             if "joulery.adapters.engines.remote.llama_worker" in each.cmdline():
                 ports = [found.laddr.port for found in each.net_connections("tcp") if found.status == "LISTEN"]
@@ -123,7 +123,7 @@ class Served(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A request that was answered: when it came and ended, s from the beginning; tokens; joules."""
+    """An answered request: its arrival and end, s from the beginning; its tokens, true and predicted; joules."""
 
     at_s: float
     end_s: float
@@ -133,7 +133,7 @@ class Ended(NamedTuple):
 
 
 def requests(count: int = REQUESTS, max_tokens: int | None = None, seed: int = SEED) -> list[Asked]:
-    """Requests, all different; ``max_tokens`` is stated by every client, else each states what it wants."""
+    """Different requests, all with ``max_tokens`` if it is given, else each with the limit of its kind."""
     draw, found = random.Random(seed), dict[str, int]()
     while len(found) < count:
         _, most, forms = draw.choices(KINDS, [kind[0] for kind in KINDS])[0]
@@ -144,7 +144,7 @@ def requests(count: int = REQUESTS, max_tokens: int | None = None, seed: int = S
 
 
 def measured(title: str, load: Sequence[Asked], about: str, alone_s: float = ALONE_S) -> Result:
-    """The same bursts to each order; the gain is of the default predictor over first come first served."""
+    """Send the same bursts to each order; the bar is the gain of the default predictor over first come first served."""
     found: dict[str, list[Ended]] = {}
     read: dict[str, float] = {}
     with serving(BUNDLED, "{kind: ssjf}", cache=10_000) as served:
@@ -183,7 +183,7 @@ def measured(title: str, load: Sequence[Asked], about: str, alone_s: float = ALO
 
 
 def bursts(alone_s: npt.NDArray[np.float64], seed: int = SEED) -> npt.NDArray[np.float64]:
-    """When the requests come: Gamma gaps, scaled so that the work fills a share of the time, s."""
+    """Arrival times with Gamma gaps, scaled so that the work fills the share ``LOAD`` of the time, s."""
     gaps_s = np.random.default_rng(seed).gamma(1 / CV**2, CV**2, len(alone_s))
     at_s = np.cumsum(gaps_s) - gaps_s[0]
     return np.asarray(at_s / at_s[-1] * alone_s.sum() / LOAD, np.float64)
@@ -196,7 +196,7 @@ def _understood(
     ours: Sequence[Ended],
     known: Sequence[Ended],
 ) -> str:
-    """How well each prediction orders, and what it would gain if every answer took as long as alone."""
+    """Text on each prediction: pairs in the right order, and its gain if every answer took as long as alone."""
     tokens = np.array([each.tokens for each in known])
     predictions = {
         "`max_tokens` alone": np.array([float(each.max_tokens) for each in load]),
@@ -221,7 +221,7 @@ def _replayed_s(
     expected_s: npt.NDArray[np.float64],
     aging: Aging,
 ) -> float:
-    """Mean completion time of one server with these predictions, s."""
+    """Simulated mean completion time of one server that orders by these predictions, s."""
     queue, now_s, came, spent_s = SpeculativeQueue(aging), 0.0, 0, 0.0
     while came < len(arrival_s) or len(queue):
         while came < len(arrival_s) and (not len(queue) or arrival_s[came] <= now_s):
@@ -263,7 +263,7 @@ def _row(name: str, ended: Sequence[Ended], first_s: float, rps: float) -> tuple
 
 @contextmanager
 def serving(engine: str, order: str, *, cache: int = 0) -> Iterator[Served]:
-    """A gateway in a process of its own."""
+    """Run a gateway in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder, "site.yaml")
         site.write_text(SITE.format(engine=engine, order=order, cache=cache))
@@ -277,7 +277,7 @@ def serving(engine: str, order: str, *, cache: int = 0) -> Iterator[Served]:
 
 
 def body(asked: Asked) -> dict[str, object]:
-    """What a client sends."""
+    """The JSON body of a client's request."""
     messages = [{"role": "user", "content": asked.prompt}]
     return {"model": "llm", "messages": messages, "max_tokens": asked.max_tokens, "temperature": 0}
 
@@ -297,7 +297,7 @@ def _alone(url: str, load: Sequence[Asked], within_s: float) -> npt.NDArray[np.f
 
 
 async def _streamed(client: httpx.AsyncClient, asked: dict[str, object]) -> dict[str, Any]:
-    """The usage at the end of a stream."""
+    """Stream an answer, and return the usage at its end."""
     usage: dict[str, Any] | None = None
     said = ""
     asked = {**asked, "stream": True, "stream_options": {"include_usage": True}}
@@ -313,7 +313,7 @@ async def _streamed(client: httpx.AsyncClient, asked: dict[str, object]) -> dict
 
 
 async def _play(url: str, load: Sequence[Asked], arrival_s: npt.NDArray[np.float64]) -> list[Ended]:
-    """The requests at their instants; what became of them."""
+    """Send the requests at their arrival times, and return them as they ended."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=3000, limits=limits, trust_env=False) as client:
         begun_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Programs as strangers write and profile them, without joulery: ``python -m benchmarks._naming_programs KIND OUT``."""
+"""Programs profiled by their own framework, without joulery: ``python -m benchmarks._naming_programs KIND OUT``."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def mean_jct_s(data: Path, workload: str = "6") -> float:
 
 
 def training_s(data: Path, name: str) -> float:
-    """How long one T4 takes to train one of the artifact's applications from its first batch size on, s."""
+    """Seconds that one T4 takes to train one of the artifact's applications, from its first batch size on."""
     points, first, whole = _efficiency(data, name)
     return whole / float(_goodput(data, name, points, first)[1])
 
@@ -67,7 +67,7 @@ def _efficiency(data: Path, name: str) -> tuple[list[tuple[float, float]], float
 
 
 def _goodput(data: Path, name: str, points: list[tuple[float, float]], first: float) -> FloatArray:
-    """Samples of progress a second on 0 to 64 GPUs, float64[65]; between measured numbers of GPUs on a line."""
+    """Samples of progress a second on 0 to 64 GPUs, float64[65]; interpolated between measured numbers of GPUs."""
     sizes, values = np.log([size for size, _ in points]), [value for _, value in points]
     best: dict[int, float] = {}
     for row in _rows(data / "scaling_pollux_t4.csv"):

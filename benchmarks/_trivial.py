@@ -1,4 +1,4 @@
-"""Models of benchmarks: as little work as a model can do, and as much as it is given."""
+"""Models for benchmarks: one of almost no work, and one that uses a given CPU time."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""Made-up jobs that keep their GPUs, some of them as wide as the cluster of 128 GPUs they run on."""
+"""Generated jobs that keep their GPUs, some of them as wide as their cluster of 128 GPUs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ WIDTHS = {
 }
 LENGTHS = ("equal", "exponential", "log-normal")
 _ARRAY = 48
-"""Most tasks of an array."""
+"""Largest number of tasks in an array."""
 
 
 def wide_jobs(
     widths: str, lengths: str, seed: int, load: float = 0.7, count: int = 250, arrays: bool = False
 ) -> tuple[Jobs, FloatArray]:
-    """Jobs of two hours on average, and how long each runs on its GPUs; in arrays of equally wide tasks if asked."""
+    """Jobs of two hours on average, and the seconds that each runs; with ``arrays``, arrays of equally wide tasks."""
     rng = np.random.default_rng(seed)
     if arrays:
         tasks = rng.integers(1, _ARRAY + 1, count)

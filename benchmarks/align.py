@@ -1,4 +1,4 @@
-"""Joules by operation: the fair-share clock against a walk over segments; a million events from JSON to footprint."""
+"""Time to account joules by operation: joulery against a plain walk over segments; a million events from JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from joulery.domain.trace.events import EventTrace
 
 SIZES = (10_000, 100_000, 1_000_000, 3_000_000)
 WALKED = 1_000_000
-"""Largest size the plain walk is given."""
+"""Largest number of events for which the plain walk is timed."""
 OPS, PERIOD_NS = 2_000, 4_000_000
 STEP_EVENTS = 13
 """Events of one repetition of the written trace: see ``_step``."""
@@ -58,14 +58,14 @@ def trace(count: int) -> EventTrace:
 
 
 def meter(end_ns: int) -> PowerSteps:
-    """A reading every 4 ms, 50 to 150 W."""
+    """Random power of 50 to 150 W, with a reading every 4 ms."""
     edges = np.arange(0, end_ns + PERIOD_NS, PERIOD_NS)
     watts = np.random.default_rng(1).uniform(50, 150, len(edges) - 1)
     return PowerSteps(Channel("CPU:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED), edges, watts)
 
 
 def walk(events: EventTrace, power: PowerSteps) -> dict[int, float]:
-    """The plain way: every stamp in order, the events active in each segment share its energy."""
+    """Account in the plain way: between successive timestamps, the active events share the energy equally."""
     entry, leave = defaultdict(list), defaultdict(list)
     for number, (start, end) in enumerate(zip(events.start_ns.tolist(), events.end_ns.tolist(), strict=True)):
         entry[start].append(number)
@@ -105,7 +105,7 @@ def _timed(count: int) -> tuple[float, float, float]:
 
 
 def write_trace(path: Path, count: int) -> int:
-    """A Kineto file of about so many events: forward with modules, backward with arrows, launches and kernels."""
+    """Write a Kineto file of about ``count`` events (modules, backward, arrows, launches, kernels); their number."""
     steps = count // STEP_EVENTS
     with path.open("w") as file:
         file.write('{"schemaVersion": 1, "baseTimeNanoseconds": 1711964646000000000, "traceEvents": [\n')
@@ -116,7 +116,7 @@ def write_trace(path: Path, count: int) -> int:
 
 
 def _step(step: int) -> list[str]:
-    """One linear layer forward and backward, with a kernel each."""
+    """Events of one linear layer, forward and backward, with a kernel each."""
     at = 4_458_676_522_690_655 + step * 300_000
     layer, seq, ids = step % 48, step + 1, 20 * step
 
@@ -177,7 +177,7 @@ def _from_json(count: int) -> tuple[int, float, float, float, float]:
 
 
 def run() -> Result:
-    """Time them all."""
+    """Time joulery and the plain walk at every size, and joulery from JSON to the footprint."""
     rows, differences = [], list[float]()
     ours: dict[int, float] = {}
     for count in SIZES:

@@ -17,7 +17,7 @@ SHARE_RATIO = 0.02
 
 
 def run() -> Result:
-    """Simulate the runs; half an hour to an hour of a service each."""
+    """Simulate the runs, an hour of a service each."""
     rows, checks = [], []
     runs = [audited_run(seed) for seed in range(RUNS)]
     for name, found in (("above idle", _above_idle(runs)), ("whole machine, idle included", _machine(runs))):
@@ -68,7 +68,7 @@ def _machine(runs: list[AuditedRun]) -> tuple[int, list[float], list[float]]:
 
 
 def _covered(pairs: list[tuple[object, float]]) -> tuple[int, list[float], list[float]]:
-    """Runs whose interval contains the truth, widths, errors; a run with too few periods covers nothing."""
+    """Runs whose interval contains the truth, widths, errors; a run with too few periods counts as not covered."""
     covered, widths, errors = 0, [], []
     for estimate, true in pairs:
         assert callable(estimate)

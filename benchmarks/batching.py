@@ -1,8 +1,8 @@
 """Dynamic batching in the embedded engine: the same model with batches of 1 and of 8, alternately in one run.
 
 The model is a multilayer perceptron whose weights (64 MB) do not fit the cache of a core: a batch reads them once for
-all of its requests. Requests come from 32 clients that always wait for their answer, so that what a replica finds when
-it is free is what a full service finds. Measured are answers and CPU seconds of the replicas.
+all of its requests. 32 clients each wait for their answer before the next request, so that a free replica finds the
+queue of a fully loaded service. The benchmark measures answers and CPU seconds of the replicas.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from joulery.domain.serving.service import Slice, SliceKind
 
 ROUNDS, SECONDS, CLIENTS, BATCH = 5, 3.0, 32, 8
 WIDTH = 2048
-"""Units of each of its four layers."""
+"""Units of each of the model's four layers."""
 ONE = Slice(SliceKind.CPU, cores=1)
 MODEL = ModelRef(ModelKind.PYTHON, "benchmarks._perceptron:Perceptron")
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round.
+    """Figures of one round.
 
     Attributes:
         rps: Answers a second.

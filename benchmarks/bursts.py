@@ -1,6 +1,6 @@
-"""Five bursts, simulated: answers within the SLO, reaction, violations beside Proteus's rule and the version before.
+"""Five simulated bursts: SLO attainment, reaction and violations against Proteus's rule and the version before.
 
-``--live`` plays the first of them with real processes (:mod:`benchmarks.bursts_live`). The recorded trace and the grids
+``--live`` runs the first of them with real processes (:mod:`benchmarks.bursts_live`). The recorded trace and the grids
 are in the data folder (``JOULERY_DATA``).
 """
 
@@ -27,7 +27,7 @@ from joulery.policies.serving.search.predictive_search import PredictiveSearch, 
 
 TRACES = ("step", "ramp", "on-off", "recorded", "flash")
 CARRIED = TRACES[:-1]
-"""Those that the leanest layout can carry."""
+"""Traces that the leanest layout can carry."""
 BEFORE: dict[str, tuple[float, ...]] = {
     "step": (52634, 19917, 1584),
     "ramp": (68177, 4661, 0),
@@ -44,7 +44,7 @@ BEFORE: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One trace with one controller, all seeds."""
+    """Result of one trace with one controller, over all seeds."""
 
     requests: int
     late: int
@@ -67,7 +67,7 @@ class Played:
 
 
 def predictor(max_batch: int = 1) -> Predictor:
-    """The profile of the two cores, with batches of so many requests where the SLO leaves room for them."""
+    """Predictor for the two cores, with batches of up to ``max_batch`` requests as far as the SLO allows them."""
     entries = []
     for name in world.MS:
         for cores in (1, 2):
@@ -82,7 +82,7 @@ def predictor(max_batch: int = 1) -> Predictor:
 
 
 def policy(known: Predictor) -> ServicePolicy:
-    """The live policy."""
+    """The live service policy."""
     space, slo = layouts([cpu_slices(cut) for cut in core_partitions(2)], sorted(world.MS)), Slo(world.SLO_S)
     _, base = baseline_layout(space, "large", known, slo, world.CALM_RPS)
     objective = Objective(world.LAMBDA, world.ACCURACY["large"], base.energy_j, world.BASE_G_PER_KWH)
@@ -91,19 +91,19 @@ def policy(known: Predictor) -> ServicePolicy:
 
 
 def ours(known: Predictor, g_per_kwh: Callable[[float], float]) -> Controller:
-    """The service policy."""
+    """Controller with the live service policy."""
     return PolicyController(policy(known), g_per_kwh)
 
 
 def proteus(known: Predictor, g_per_kwh: Callable[[float], float]) -> Controller:
-    """Proteus's rule on the partition with most capacity."""
+    """Controller with Proteus's rule on the partition of the cores with most capacity."""
     return ProteusController(known, Layout.parse(["large on cpu:1"] * 2))
 
 
 def play(
     known: Predictor, controller: Controller, arrival_s: world.Times, until_s: float, seed: int, *, drop: bool
 ) -> BurstOutcome:
-    """One trace; the variants are loaded everywhere."""
+    """Simulate one trace; every replica has loaded all variants."""
     table = {
         (entry.variant, entry.slice): (entry.loaded.service_s, entry.loaded.cpu_s, entry.active_w)
         for entry in known.profile.entries
@@ -118,7 +118,7 @@ def play(
 
 
 def played(known: Predictor, name: str, made: Callable[..., Controller]) -> Played:
-    """One trace with all its seeds."""
+    """Simulate one trace with all its seeds."""
     outcomes, reactions = [], []
     for seed in world.SEEDS if name != "recorded" else (0,):
         arrival_s, until_s, begins_s = world.arrivals(name, seed)
@@ -155,7 +155,7 @@ def grams(known: Predictor, name: str) -> tuple[float, float, int]:
 
 
 def run() -> Result:
-    """Play all of it."""
+    """Simulate all traces and grids."""
     known, rows, found = predictor(), [], {}
     for name in TRACES:
         try:
@@ -211,7 +211,7 @@ def _row(name: str, mine: Played, theirs: Played) -> list[str]:
 
 
 def _checks(found: dict[str, tuple[Played, Played]], carbon: dict[str, float]) -> Sequence[tuple[str, bool]]:
-    """The bars; what could not be played is missed."""
+    """The bars; a bar whose traces or grids could not be simulated counts as missed."""
     attained = min((mine.attainment_ratio for mine, _ in found.values()), default=0.0)
     refused = sum(found[name][0].refused for name in CARRIED if name in found)
     longest_s = max((max(mine.reactions_s, default=0.0) for mine, _ in found.values()), default=float("inf"))

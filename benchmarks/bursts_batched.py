@@ -1,7 +1,7 @@
 """The bursts of :mod:`benchmarks.bursts` with dynamic batches, beside Proteus's rule with the same batches, simulated.
 
-The plant forms batches as the embedded engine does; queue limits, weights and layouts of the live policy object rest on
-the times of batches. A sixth trace, a flood, exceeds what the leanest variant serves in batches.
+The plant forms batches as the embedded engine does; queue limits, weights and layouts of the live policy object are
+computed from the times of batches. A sixth trace, a flood, exceeds what the leanest variant serves in batches.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from joulery.perf.layouts import Predictor
 MAX_BATCH = 8
 TRACES = (*CARRIED, "flash", "flood")
 CARRIED_BATCHED = TRACES[:-1]
-"""Those that the leanest layout can carry in batches; without them it cannot carry the flash crowd."""
+"""Traces that the leanest layout can carry in batches; without batches it cannot carry the flash crowd."""
 
 
 def run() -> Result:
-    """Play all of it.
+    """Simulate all traces with and without batches.
 
     Raises:
         NotRun: The recorded trace is not here.

@@ -1,6 +1,6 @@
 """The step burst with real processes on two cores, and a crowd beyond the leanest layout: ``bursts --live``.
 
-Each play is ``joulery up`` on a site of three variants that burn 15, 6 and 2 ms of CPU time a request.
+Each run is ``joulery up`` on a site of three variants that burn 15, 6 and 2 ms of CPU time a request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLO_S = 0.15
 CALM_RPS, BURST_RPS, CROWD_RPS = 20.0, 150.0, 600.0
 BEGIN_S, END_S, LENGTH_S = 30.0, 60.0, 80.0
 BEFORE_RATIO = 0.748
-"""Share of the answers within the SLO of the same play on 22 November 2026, before requests were steered."""
+"""Share of the answers within the SLO of the same run on 22 November 2026, before requests were steered."""
 SITE = """
 joulery: 1
 name: burst
@@ -48,14 +48,14 @@ load: {kind: trace, path: arrivals.csv, duration: 80 s}
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One play.
+    """Result of one run.
 
     Attributes:
         report: The report of ``joulery up``.
         requests: Requests that reached the gateway.
         refused: Requests answered with 429.
         answered, late: Answers, and those beyond the SLO.
-        reaction_s: From the burst to the first decision under a threat; infinite for none.
+        reaction_s: Seconds from the burst to the first decision under a threat; infinite for none.
     """
 
     report: dict[str, Any]
@@ -72,7 +72,7 @@ class Play:
 
 
 def run() -> Result:
-    """Play both."""
+    """Run the step burst and the crowd."""
     step, crowd = play(BURST_RPS), play(CROWD_RPS)
     return Result(
         "Bursts, live",
@@ -105,10 +105,10 @@ def _row(name: str, one: Play) -> list[str]:
 
 
 def play(burst_rps: float) -> Play:
-    """One play of ``joulery up``.
+    """Run ``joulery up`` with one burst.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: ``joulery up`` failed.
     """
     with tempfile.TemporaryDirectory(prefix="jb-") as name:
         folder = Path(name)
@@ -148,7 +148,7 @@ def arrivals(burst_rps: float) -> list[float]:
 
 
 def outcome(folder: Path, report: dict[str, Any]) -> Play:
-    """What a run's requests and decisions show."""
+    """The result of a run, from its recorded requests and decisions."""
     run = open_run(folder)
     requests = run.series("requests")
     arrival_s, end_s = np.asarray(requests["arrival_s"]), np.asarray(requests["end_s"])

@@ -1,4 +1,4 @@
-"""How long the command line takes to answer: ``--help``, and what ``measure`` adds to the shortest command."""
+"""Response time of the command line: ``--help``, and the time that ``measure`` adds to the shortest command."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def times(command: list[str]) -> list[float]:
 
 
 def spread(seconds: list[float]) -> str:
-    """Median and longest."""
+    """Median and longest time, as text."""
     return f"{statistics.median(seconds) * 1e3:.0f} / {max(seconds) * 1e3:.0f} ms"

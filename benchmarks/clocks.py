@@ -59,7 +59,7 @@ Trace = Mapping[str, Outcome]
 
 
 def run() -> Result:
-    """Play every rule on every trace."""
+    """Simulate every rule on every trace."""
     rows: list[list[str]] = []
     checks: list[tuple[str, bool | None]] = []
     figures: dict[str, object] = {}
@@ -90,7 +90,7 @@ def run() -> Result:
 
 
 def _judged(where: str, played: list[Trace]) -> Iterator[tuple[str, bool | None]]:
-    """The bars, on the traces on which the rule to beat keeps 99 %; not run where it does on none."""
+    """The bars, on the traces on which :data:`RULE` keeps 99 % within the SLO; not run if there is no such trace."""
     judged = [each for each in played if each[RULE].kept_ratio >= KEPT_RATIO]
     for rule in ("predictive", "predictive-assumed"):
         kept = [each[rule].kept_ratio for each in judged]
@@ -114,7 +114,7 @@ def _cells(played: list[Trace], rule: str) -> list[str]:
 
 
 def _models(burst: float) -> Iterator[Trace]:
-    """Fifteen models on eight GPUs."""
+    """Simulate every rule on fifteen models on eight GPUs."""
     for seed, (scale, rate) in itertools.product(SEEDS, CASES):
         case = ClockCase(rate, scale, DURATION_S)
         arrival_s = None if burst == 1.0 else _bursts(rate, burst, seed)
@@ -137,7 +137,7 @@ def _bursts(rate_rps: float, factor: float, seed: int) -> FloatArray:
 
 
 def _batched(elasticity: float) -> Callable[[float], Iterator[Trace]]:
-    """One language model under continuous batching."""
+    """A function that simulates every rule on one language model under continuous batching."""
     busy_w, idle_w = V100.busy_power_w(CLOCKS), V100.idle_power_w(CLOCKS)
     cost = replace(COST, elasticity_ratio=elasticity)
 

@@ -1,4 +1,4 @@
-"""Modules of compiled models: what a traced run names, beside what the compiler itself knew when it compiled."""
+"""Modules of compiled models: the names in a traced run, compared with the compiler's own record."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _compared(torch: Any, model: Any, batch: Any) -> list[tuple[str, int, int]]:
 
 
 def _watched(truth: dict[int, list[tuple[str, str]]]) -> Any:
-    """Note the module and the stack of the last operation of every loop, as the compiler schedules it."""
+    """Record the module and the stack of the last operation of every loop, as the compiler schedules it."""
     from torch._inductor.scheduler import Scheduler
     from torch._inductor.virtualized import V
 

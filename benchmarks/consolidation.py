@@ -19,7 +19,7 @@ AWAKE_W = 3.0
 
 
 def simulated(rate_rps: float, awake_w: float, *, on: bool) -> BurstOutcome:
-    """Ten minutes of a demand in the plant."""
+    """Simulate ten minutes of a demand, with or without consolidation."""
     known = bursts.predictor()
     entries = tuple(replace(one, awake_w=awake_w, startup_s=world.START_S) for one in known.profile.entries)
     known = replace(known, profile=replace(known.profile, entries=entries))
@@ -38,7 +38,7 @@ def joules(one: BurstOutcome) -> float:
 
 
 def run() -> Result:
-    """Three loads, with and without."""
+    """Simulate three loads with and without consolidation."""
     rows, ratios, worst = [], {}, 1.0
     for name, rate_rps in LOADS.items():
         for awake_w in (AWAKE_W, 0.0):

@@ -36,10 +36,10 @@ load: {kind: poisson, rate: RATE /s, duration: LENGTH s, seed: 3}
 
 
 def live(rate_rps: float, *, on: bool) -> dict[str, Any]:
-    """One run of ``joulery up``; its report, and ``empty_ratio``: the share of the time with a core left empty.
+    """Run ``joulery up`` once; its report, with ``empty``: the number of changes that left a core empty.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: ``joulery up`` failed.
     """
     with tempfile.TemporaryDirectory(prefix="jb-") as name:
         folder = Path(name)
@@ -62,7 +62,7 @@ def live(rate_rps: float, *, on: bool) -> dict[str, Any]:
 
 
 def run() -> Result:
-    """Each load twice, one after the other."""
+    """Run each load with and without consolidation, one after the other."""
     load, rows, changes, kept = os.getloadavg()[0], [], 0, 1.0
     for name, rate_rps in LOADS.items():
         on, off = (live(rate_rps, on=each) for each in (True, False))

@@ -1,4 +1,4 @@
-"""Cost of a leased setting: setting, renewing, watching; and how long it outlives a killed controller."""
+"""Cost of a leased setting: setting, renewing, watching; and the time until it reverts after a kill."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ signal.pause()
 
 
 def outlived_s(tree: Path, leases: Path) -> float:
-    """Seconds from ``kill -9`` of a controller until the clock is back."""
+    """Seconds from ``kill -9`` of a controller until its clock setting has reverted."""
     before = settings(tree)
     with subprocess.Popen([sys.executable, "-c", CHILD, str(tree), str(leases)], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -49,7 +49,7 @@ def outlived_s(tree: Path, leases: Path) -> float:
 
 
 def run() -> Result:
-    """Set, renew, watch and kill."""
+    """Measure settings, renewals, the watchdog, and reverts after kills."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tree = cpufreq_tree(folder / "cpu", 8)

@@ -72,7 +72,7 @@ Load = Callable[[str, int], Point]
 
 
 def run() -> Result:
-    """Both servers up, loaded in turn, at 1 and at 32 connections."""
+    """Start both servers and load them in turn, with 1 and with 32 connections."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jb-")))
         tool, load = load_tool(scratch)
@@ -110,7 +110,7 @@ def run() -> Result:
 
 
 def spread(found: list[Point]) -> str:
-    """The throughput of every round."""
+    """The throughput of every round, as text."""
     return ", ".join(f"{point.rps:.0f}" for point in found)
 
 
@@ -150,7 +150,7 @@ def own_load(url: str, connections: int, inputs: Path) -> Point:
 
 @contextmanager
 def joulery() -> Iterator[str]:
-    """``joulery serve`` with the trivial model; its address."""
+    """Run ``joulery serve`` with the trivial model; yields its address."""
     line = [sys.executable, "-m", "joulery", "serve", "--model", "trivial=benchmarks._trivial:model"]
     line += ["--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
@@ -163,7 +163,7 @@ def joulery() -> Iterator[str]:
 
 @contextmanager
 def ray_serve(scratch: Path) -> Iterator[str]:
-    """Ray Serve with the trivial model, in a virtual environment of its own; its address."""
+    """Run Ray Serve with the trivial model, in its own virtual environment; yields its address."""
     python = ray_python()
     port = free_port()
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
@@ -217,7 +217,7 @@ def free_port() -> int:
 
 
 def wait_for(url: str) -> None:
-    """Until the answers are right."""
+    """Wait until a server gives the right answer."""
     for _ in range(300):
         try:
             answer = httpx.post(url, json=BODY, timeout=5, trust_env=False)

@@ -1,4 +1,4 @@
-"""CPU time of a request in the gateway beside a bare Starlette application that takes and gives the same JSON."""
+"""CPU time of a request in the gateway, against a bare Starlette application with the same JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), loop="uvloop", http="h
 
 @contextmanager
 def joulery() -> Iterator[tuple[str, psutil.Process]]:
-    """``joulery serve`` with a model of no work: its address and the gateway's process."""
+    """Run ``joulery serve`` with a trivial model; yields its address and the gateway's process."""
     line = [sys.executable, "-m", "joulery", "serve", "--model", "trivial=benchmarks._trivial:model"]
     line += ["--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
@@ -51,7 +51,7 @@ def joulery() -> Iterator[tuple[str, psutil.Process]]:
 
 @contextmanager
 def starlette() -> Iterator[tuple[str, psutil.Process]]:
-    """A bare Starlette application under uvicorn with uvloop and httptools: its address and its process."""
+    """Run a bare Starlette application under uvicorn with uvloop and httptools; yields its address and process."""
     port = free_port()
     with subprocess.Popen([sys.executable, "-c", STARLETTE, str(port)]) as process:
         try:
@@ -69,7 +69,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def loaded(url: str, process: psutil.Process, inputs: Path) -> tuple[float, int]:
-    """CPU seconds a request in a server under a closed loop; and the requests."""
+    """CPU seconds a request of a server under a closed loop, and the number of requests."""
     line = [sys.executable, "-m", "joulery.runtime.load", "--url", url, "--service", "trivial", "--closed"]
     line += ["--no-binary", "--connections", str(CONNECTIONS), "--duration-s", str(SECONDS)]
     line += ["--inputs", str(inputs), "--out", str(inputs.with_name("outcomes.parquet"))]
@@ -81,7 +81,7 @@ def loaded(url: str, process: psutil.Process, inputs: Path) -> tuple[float, int]
 
 
 def run() -> Result:
-    """Load both in turn."""
+    """Load the gateway and Starlette in turn."""
     found: dict[str, list[tuple[float, int]]] = {"Starlette": [], "joulery, gateway": [], "joulery, worker": []}
     with ExitStack() as stack:
         inputs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jb-"))) / "inputs.npz"

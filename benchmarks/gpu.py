@@ -1,9 +1,9 @@
 """Smaragdine on an NVIDIA GPU: totals against four other readings, kernels, ranks, parts, anatomy and overhead.
 
-The fourteenth check of docs/papers/smaragdine.md, one line each. What is known is printed at once on standard error,
-with the seconds that it took; ``JOULERY_BENCH_GPU=parts,totals`` runs those parts alone.
-``JOULERY_BENCH_REHEARSE=1`` runs every line on the CPU with a small model, whatever ``pynvml`` is there: it shows that
-the command works; no bar counts as run.
+These are the lines of the fourteenth check of docs/papers/smaragdine.md. The result of each part is printed on standard
+error at once, with the seconds that the part took; ``JOULERY_BENCH_GPU=parts,totals`` runs only those parts.
+``JOULERY_BENCH_REHEARSE=1`` runs every line on the CPU with a small model and any installed ``pynvml``: it shows that
+the command works, and no bar counts as run.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ RANKS = Path(__file__).with_name("_gpu_ranks.py")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run where.
+    """Settings of the benchmark: devices, model and lengths.
 
     Attributes:
         place: Device of PyTorch.
-        device: The device whose joules its operations are given.
-        layers, hidden, batch: Of the model and its steps.
-        steps: Of a run, of which ten are recorded.
-        seconds: How long the totals are compared.
+        device: The device whose joules are attributed to its operations.
+        layers, hidden, batch: Sizes of the model and its steps.
+        steps: Steps of a run, ten of which are recorded.
+        seconds: Seconds over which the totals are compared.
     """
 
     place: str = "cuda:0"
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def schedule(self) -> Steps:
-        """Ten steps out of the middle."""
+        """A schedule that records ten steps in the middle of a run."""
         return Steps(skip=self.steps // 2 - 5, warmup=2, active=10, repeat=1)
 
 
@@ -79,7 +79,7 @@ REHEARSAL = Plan("cpu", "cpu:0", layers=3, hidden=128, batch=2, steps=20, second
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Joules of one board over the same seconds, as four readers have them; None where one could not be asked."""
+    """Joules of one board over the same seconds, by reader; None for a reader that is not available."""
 
     seconds: float
     joulery_j: float
@@ -90,7 +90,7 @@ class Totals:
 
 
 def run() -> Result:
-    """Measure all of it, where there is a GPU that PyTorch can use."""
+    """Measure the chosen parts, on a GPU that PyTorch can use."""
     plan = REHEARSAL if os.environ.get("JOULERY_BENCH_REHEARSE") else Plan()
     title = "Smaragdine on a GPU" + (" (a rehearsal on the CPU: its figures mean nothing)" if plan is REHEARSAL else "")
     wanted = chosen("JOULERY_BENCH_GPU", PARTS)
@@ -106,7 +106,7 @@ def run() -> Result:
 
 
 def reported(part: str, measure: Callable[[], list[RangeCheck]]) -> list[RangeCheck]:
-    """What a part finds, printed on standard error as soon as it is known: a run that is cut short shows it too."""
+    """Measure a part and print its lines on standard error at once, so that an interrupted run shows them too."""
     print(f"gpu: {part} …", file=sys.stderr, flush=True)
     start = time.monotonic()
     lines = measure()
@@ -119,7 +119,7 @@ def reported(part: str, measure: Callable[[], list[RangeCheck]]) -> list[RangeCh
 
 @cache
 def trained(plan: Plan) -> Callable[[], None]:
-    """A step of the model, warm; the parts that train it share it."""
+    """A training step of the model after its warm-up, shared by the parts that train the model."""
     step = settled(
         training_step(plan.layers, plan.hidden, 30_522, batch=plan.batch, place=plan.place, attention="sdpa")
     )
@@ -140,7 +140,7 @@ def _note(plan: Plan) -> str:
 
 
 def missing(plan: Plan) -> str:
-    """Why nothing can be measured here; empty where it can."""
+    """The reason that nothing can be measured here; empty if measuring is possible."""
     absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if absent:
         return f"{' and '.join(absent)} not installed (pip install)"
@@ -155,7 +155,7 @@ def missing(plan: Plan) -> str:
 
 
 def settled(step: Callable[[], None]) -> Callable[[], None]:
-    """The step, and waiting for its kernels."""
+    """A function that runs the step and waits for its kernels."""
     torch = importlib.import_module("torch")
 
     def whole() -> None:
@@ -170,7 +170,7 @@ def settled(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def measured_totals(step: Callable[[], None], seconds: float, nvml: Any = None) -> Totals:
-    """Joules of the first board while steps are run for so long."""
+    """Joules of the first board while steps run for ``seconds``."""
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder, board(nvml) as (driver, handle):
         run_folder = Path(folder) / "run"
         with joulery.measure(out=run_folder), instants(driver, handle) as watts, smi_averages() as averages:
@@ -194,7 +194,7 @@ def measured_totals(step: Callable[[], None], seconds: float, nvml: Any = None) 
 
 @contextmanager
 def board(nvml: Any = None) -> Iterator[tuple[Any, Any]]:
-    """The driver and its first board."""
+    """Open the driver; yields it and its first board."""
     driver = open_driver(nvml)
     try:
         yield driver, driver.nvmlDeviceGetHandleByIndex(0)
@@ -204,7 +204,7 @@ def board(nvml: Any = None) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def instants(driver: Any, handle: Any) -> Iterator[list[tuple[int, float]]]:
-    """Instantaneous power of a board below, (Unix nanoseconds, watts); empty where the driver does not report it."""
+    """Record a board's instantaneous power in the block, (Unix nanoseconds, watts); empty if it is not reported."""
     found: list[tuple[int, float]] = []
     over = threading.Event()
     field = [(driver.NVML_FI_DEV_POWER_INSTANT, driver.NVML_POWER_SCOPE_GPU)]
@@ -227,7 +227,7 @@ def instants(driver: Any, handle: Any) -> Iterator[list[tuple[int, float]]]:
 
 @contextmanager
 def smi_averages() -> Iterator[list[tuple[int, float]]]:
-    """What nvidia-smi prints of the first board's mean power below, (Unix nanoseconds, watts); empty without it."""
+    """Record nvidia-smi's mean power of the first board in the block, (Unix nanoseconds, watts); empty without it."""
     found: list[tuple[int, float]] = []
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -251,7 +251,7 @@ def smi_averages() -> Iterator[list[tuple[int, float]]]:
 
 
 def integral_j(watts: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float | None:
-    """Energy between two instants by the trapezoidal rule, the outermost readings held to them; None of no reading."""
+    """Energy between two instants by the trapezoidal rule; outermost readings extend to them. None without readings."""
     inside = [(at, value) for at, value in watts if begin_ns <= at <= end_ns]
     if not inside:
         return None
@@ -261,7 +261,7 @@ def integral_j(watts: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -
 
 
 def _zeus() -> Callable[[], float] | None:
-    """Begins a window of Zeus' monitor and answers what ends it, joules; None where Zeus is not installed."""
+    """Begin a window of Zeus' monitor; a function that ends it and returns its joules, or None without Zeus."""
     if importlib.util.find_spec("zeus") is None:
         return None
     monitor = importlib.import_module("zeus.monitor").ZeusMonitor(gpu_indices=[0])
@@ -270,7 +270,7 @@ def _zeus() -> Callable[[], float] | None:
 
 
 def judged(totals: Totals) -> list[RangeCheck]:
-    """joulery's joules against each other reader's."""
+    """Checks of joulery's joules against those of each other reader."""
     lines = [
         RangeCheck("total: seconds compared", totals.seconds, 10.0, float("inf")),
         RangeCheck("total against the energy counter", _ratio(totals.joulery_j, totals.counter_j), 0.98, 1.02),
@@ -294,7 +294,7 @@ def _ratio(one: float, other: float) -> float:
 
 
 def traced_ranks(plan: Plan) -> dict[str, Any]:
-    """The report by layer of two ranks on one board, which their environment names by its UUID."""
+    """Trace two ranks on one board, which their environment names by its UUID; the report by layer."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     meter = "cpu-model:10,50"
     if plan.place.startswith("cuda"):
@@ -312,7 +312,7 @@ def traced_ranks(plan: Plan) -> dict[str, Any]:
 
 
 def judged_ranks(report: Any, device: str) -> list[RangeCheck]:
-    """One tree over all ranks, on the board that its UUID names."""
+    """Checks that all ranks form one tree, on the board with that UUID."""
     ranks = {each["rank"] for each in report["ranks"]}
     whole_j = sum(each["energy_j"] or 0.0 for each in report["ranks"])
     kernels = [op for op in report["ops"] if op["device"].startswith(device.partition(":")[0])]
@@ -337,7 +337,7 @@ def judged_ranks(report: Any, device: str) -> list[RangeCheck]:
 
 
 def links(step: Callable[[], None], plan: Plan) -> tuple[float, float]:
-    """Of the time of all kernels of ten steps, the part that leads to an operation, and to a module or an optimizer."""
+    """Shares of the kernel time of ten steps that are linked to an operation, and to a module or an optimizer."""
     from joulery.adapters.tracers.inject.torch_recorder import TorchRecorder
 
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder:
@@ -352,7 +352,7 @@ def links(step: Callable[[], None], plan: Plan) -> tuple[float, float]:
 
 
 def linked(columns: Any) -> tuple[float, float]:
-    """Of the time of all kernels of a trace, the part that leads to an operation, and to a module or an optimizer."""
+    """Shares of the kernel time of a trace that are linked to an operation, and to a module or an optimizer."""
     whole_ns, linked_ns = kernel_time_ns(columns)
     trace = name_events(columns)
     accelerator = np.array([name.startswith("GPU") for name in trace.devices], np.bool_)[trace.device]
@@ -362,7 +362,7 @@ def linked(columns: Any) -> tuple[float, float]:
 
 
 def judged_kernels(to_operation: float, to_module: float) -> list[RangeCheck]:
-    """Kernel time that finds where it belongs."""
+    """Checks of the shares of kernel time that are linked to an operation and to a module."""
     return [
         RangeCheck("kernel time linked to an operation", to_operation, 0.99, 1.0),
         RangeCheck("kernel time linked to a module", to_module, 0.97, 1.0),
@@ -379,7 +379,7 @@ def anatomy(step: Callable[[], None], plan: Plan) -> list[RangeCheck]:
 
 
 def known_parts(plan: Plan) -> list[RangeCheck]:
-    """Joules of parts of a model whose power is known from each of them alone."""
+    """Check of the joules of a model's parts, whose power is known from running each part alone."""
     from benchmarks._gpu_parts import measured_parts, weighted_error
 
     if plan is REHEARSAL:
@@ -399,7 +399,7 @@ def known_parts(plan: Plan) -> list[RangeCheck]:
 
 
 def overhead(step: Callable[[], None], plan: Plan) -> RangeCheck:
-    """What recording ten steps costs a run, per step: upper end of the interval."""
+    """Check of the overhead a step of recording ten steps of a run: upper end of the interval."""
     many = repeated(step, plan.steps)
     took = rounds(many, {"plain": nothing, "recorded": lambda: recording(plan.schedule)}, ROUNDS)
     wall = Ratio.of(took["recorded"], took["plain"], around=True).wall

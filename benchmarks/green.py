@@ -1,9 +1,9 @@
 """GREEN's acceptance checks 4 to 13; ``JOULERY_DATA`` names the folder with its traces and grids.
 
-``python -m benchmarks green`` takes some ten minutes of a core; ``green_speed`` is apart. Development used the year
-2023 of five regions, the PAI traces, made-up bursts and every other virtual cluster of Gavel's trace. Check 13 is
+``python -m benchmarks green`` takes some ten minutes of a core; ``green_speed`` is separate. Development used the year
+2023 of five regions, the PAI traces, generated bursts and every other virtual cluster of Gavel's trace. Check 13 uses
 Philly in Germany 2022, the other half of Gavel's trace in France 2023, Alibaba's GPU trace of 2023 in California 2024
-and the workloads of Pollux's artifact in Germany 2024: each untouched until it was run, and looked at since.
+and the workloads of Pollux's artifact in Germany 2024: each was unused until the check ran, and has been seen since.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REGIONS = ("GB", "US-CAL-CISO", "SE", "PL", "CA-ON")
 
 
 def run() -> Result:
-    """All of it."""
+    """Run all checks."""
     checks = Checks([], [])
     burst = [jobs_from_trace(*trace("testbed_day_791.csv"), Streams(seed)) for seed in range(3)]
     days = {region: august(direct(region, 2023)) for region in REGIONS}
@@ -77,8 +77,8 @@ def run() -> Result:
 
 
 def _backlog(checks: Checks, number: str, grids: dict[str, Intensity], slack: float) -> None:
-    """Two classes of power, one GPU each, more work than the cluster takes: what shifting saves, alone (every gram
-    counts, no job keeps a place) and among the bounds on waiting."""
+    """Check the saving of shifting with two power classes, one GPU a job, and more work than the cluster can run: alone
+    (every gram counts, no job keeps a place), and with the bounds on waiting of ``green``."""
     bars = {"GB": -0.030, "CA-ON": -0.040, "SE": -0.025}
     node = NodePower()
     flat = np.ones(8)
@@ -112,7 +112,7 @@ def _backlog(checks: Checks, number: str, grids: dict[str, Intensity], slack: fl
 
 
 def _burst(checks: Checks, burst: Sequence[Jobs], grids: dict[str, Intensity]) -> None:
-    """The testbed day."""
+    """Checks 5 to 11 on the testbed day."""
     setting = Setting(window_s=172_800.0)
 
     def against(mine: str, other: str) -> list[Change]:
@@ -187,12 +187,12 @@ def _month(checks: Checks, number: str, jobs: Jobs, grids: dict[str, Intensity],
 
 
 def year(region: str) -> tuple[Jobs, Intensity]:
-    """The year's jobs, and the hours of 2023 in a region."""
+    """The year's jobs, and the hourly carbon intensity of 2023 in a region."""
     return trace_jobs("pai_year_146k.csv"), direct(region, 2023)
 
 
 def _year(checks: Checks) -> None:
-    """Five regions of the year."""
+    """Check 12: the year in five regions."""
     jobs = trace_jobs("pai_year_146k.csv")
     found: dict[str, list[Change]] = {"preset": [], "requested": [], "lean": [], "sleep": []}
     sizes: list[list[float]] = []
@@ -259,17 +259,17 @@ class HalfSilent:
     name: str = "green"
 
     def initial(self) -> GreenState:
-        """As the policy's."""
+        """The initial state of the policy."""
         return self.green.initial()
 
     def step(self, state: GreenState, view: ClusterView, /) -> Step[GreenState]:
-        """One round, with the reports of half the jobs."""
+        """Run one round with the reports of half of the jobs."""
         stated_s = np.where(view.job % 2 == 0, view.remaining_s, np.nan)
         return self.green.step(state, replace(view, remaining_s=stated_s))
 
 
 def _progress(checks: Checks, number: str, on: str, burst: Sequence[Jobs], grids: dict[str, Intensity]) -> None:
-    """The day again where half of the jobs, or none, report progress."""
+    """Repeat the day with progress reports from half of the jobs, or from none."""
     setting = Setting(window_s=172_800.0)
     found: dict[str, list[Change]] = {"every other job reports": [], "no job reports": []}
     for carbon in grids.values():
@@ -290,9 +290,9 @@ class Elsewhere:
     """A region-year and a trace that nothing was tuned on.
 
     Attributes:
-        grid: Its name.
-        carbon: Its hours.
-        trace: Its name.
+        grid: Name of the region and year.
+        carbon: Hourly carbon intensity.
+        trace: Name of the trace.
         submissions: Submissions and durations.
     """
 
@@ -303,7 +303,7 @@ class Elsewhere:
 
 
 def _elsewhere(checks: Checks, place: Elsewhere) -> None:
-    """Checks 4, 5, 8 and 12 there, with two points of slack."""
+    """Check 13: checks 4, 5, 8 and 12 on another grid and trace, with two points of slack."""
     slack, number, on = 0.02, "13", f"{place.trace}, {place.grid}"
     mean_day = {place.grid: august(place.carbon)}
     _backlog(checks, number, mean_day, slack - 0.005)
@@ -333,7 +333,7 @@ def _elsewhere(checks: Checks, place: Elsewhere) -> None:
 
 
 def _loads(checks: Checks, place: Elsewhere) -> None:
-    """The same jobs closer together and further apart: how far the 99th percentile hangs on where it falls."""
+    """Report the same jobs at several loads, to show how much the 99th percentile depends on where it falls."""
     for load in (0.4, 0.52, 0.62, 0.7, 0.8):
         jobs = spread(*place.submissions, 120.0, load)
         base = run_scheme("tiresias", Setting(), jobs, place.carbon)
@@ -346,7 +346,7 @@ def _loads(checks: Checks, place: Elsewhere) -> None:
 
 
 def _to_end(checks: Checks, span: str, runs: Mapping[str, TrainingRun]) -> None:
-    """Completion times around the quantile that check 13 looks at: in bursts it stands on a cliff."""
+    """Report completion times around the quantile of check 13, near which they rise steeply in bursts."""
     points = (0.5, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0)
     for name, one in runs.items():
         hours = ", ".join(f"{float(np.quantile(one.jct_s, point)) / 3600:.0f}" for point in points)

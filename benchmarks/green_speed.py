@@ -1,7 +1,7 @@
-"""How fast GREEN's simulations and rounds are; ``JOULERY_DATA`` names the folder with its traces and grids.
+"""Speed of GREEN's simulations and rounds; ``JOULERY_DATA`` names the folder with its traces and grids.
 
-``python -m benchmarks green_speed``, on a quiet machine of two cores: user CPU and memory of the year in one region, in
-a process of its own; wall time of five regions by three policies on two processes; a round over a long queue.
+Run ``python -m benchmarks green_speed`` on a quiet machine of two cores. It measures user CPU and memory of the year in
+one region, in its own process; wall time of five regions by three policies on two processes; a round over a long queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROCESSES = 2
 
 
 def run() -> Result:
-    """All of it."""
+    """Measure all figures."""
     context = multiprocessing.get_context("spawn")
     tasks = [(policy, region) for region in REGIONS for policy in POLICIES]
     with context.Pool(1) as pool:
@@ -49,7 +49,7 @@ def run() -> Result:
 
 
 def one_year(policy: str, region: str) -> tuple[float, float]:
-    """User CPU seconds of one policy's year in one region, its trace read before; peak memory of the process, MB."""
+    """User CPU seconds of one policy's year in one region, without reading the trace; peak memory, MB."""
     jobs, carbon = year(region)
     before_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     run_scheme(policy, Setting(), jobs, carbon)
@@ -58,7 +58,7 @@ def one_year(policy: str, region: str) -> tuple[float, float]:
 
 
 def a_round_s(queued: int = 10_000) -> float:
-    """CPU seconds of one round over so many jobs, the best of five."""
+    """CPU seconds of one round over ``queued`` jobs, the best of five."""
     rng = np.random.default_rng(0)
     view = ClusterView(
         now_s=1e6, gpus=64, g_per_kwh=100.0, mean_g_per_kwh=200.0, restart_s=120.0, job=np.arange(queued),

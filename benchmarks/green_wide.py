@@ -1,6 +1,6 @@
 """Jobs that keep their GPUs, some of them far wider than others: ``green`` and ``lean`` against FIFO; simulated.
 
-FIFO starts whatever fits, so it leaves the widest jobs waiting. EASY backfill knows every length; ``green`` knows none,
+FIFO starts whatever fits, so it leaves the widest jobs waiting. EASY backfill has every length; ``green`` has none,
 and no job reports progress. ``python -m benchmarks green_wide`` takes some three minutes of a core.
 """
 
@@ -20,7 +20,7 @@ from joulery.sim.training.study import Setting, run_scheme
 
 SEEDS = range(5)
 JOBS = {False: 300, True: 1200}
-"""So many; in arrays of up to 48 tasks more, or they would be few."""
+"""Number of jobs by whether they come in arrays: more in arrays of up to 48 tasks, or there would be few arrays."""
 LOADS = (
     ("8 to 128", 0.7, 120.0, False),
     ("8 to 128", 0.7, 600.0, False),
@@ -36,11 +36,11 @@ LOADS = (
 """GPUs of a job, load, restart in seconds, whether jobs come in arrays."""
 
 Figures = Mapping[str, tuple[float, float, float]]
-"""By scheme: completion time on average and at p99, and CO2e of the cluster, against FIFO."""
+"""Changes against FIFO by scheme: mean completion time, p99, and CO2e of the cluster."""
 
 
 def run() -> Result:
-    """All loads."""
+    """Simulate all loads."""
     rows, checks = [], []
     for widths, load, restart_s, arrays in LOADS:
         for lengths in LENGTHS:

@@ -35,7 +35,7 @@ def trace(kind: ReadingKind, *, gaps: bool = False) -> PowerTrace:
 
 
 def carbon() -> CarbonSeries:
-    """A year of hours that do not begin with the trace."""
+    """A year of hourly carbon intensity; no hour begins with the trace."""
     hours = SECONDS // 3600 + 2
     values = 300 * np.random.default_rng(1).random(hours)
     return CarbonSeries("GB", START_S - 1800.0 + 3600.0 * np.arange(hours + 1), values, source="random")
@@ -72,13 +72,13 @@ def timed(work: Callable[[], object], repeats: int = 5) -> tuple[float, float]:
 
 
 def integrate(readings: PowerTrace, t0_s: float, t1_s: float, carbon: CarbonSeries) -> Footprint:
-    """Joules and grams of a device that one run has to itself."""
+    """Joules and grams of a device that one run uses exclusively."""
     power, devices = [power_steps(readings)], {readings.channel.device}
     return charge(power, {}, t0_s, t1_s, idle=IdleRule.WHOLE, exclusive=devices, carbon=carbon).run
 
 
 def run() -> Result:
-    """Time them all in this process."""
+    """Time joulery and the plain ways in this process."""
     series, end_s = carbon(), float(START_S + SECONDS)
     ours = {
         "joulery, power readings": _ours(ReadingKind.POWER, series),

@@ -30,20 +30,20 @@ from joulery.sim.placement.plan_judge import judge_plan
 RULES = Rules(margin_ratio=0.05)
 ENERGY = objective_of("energy")
 SMALL = 200
-"""Small instances held against brute force."""
+"""Number of small instances that are compared with brute force."""
 _EQUAL = 1e-5
 
 
 @dataclass
 class Checks:
-    """Rows, bars and figures as they come."""
+    """Rows, bars and figures in the order in which they are added."""
 
     rows: list[list[str]] = field(default_factory=list)
     bars: list[tuple[str, bool | None]] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 
     def add(self, number: str, what: str, held: bool | None, said: str, **figures: Any) -> None:
-        """One check: its bar, whether it held, and its figures."""
+        """Add one check: its bar, whether it held, and its figures."""
         self.rows.append([number, what, said])
         self.bars.append((f"{number}: {what}", held))
         self.figures.setdefault(number, {"held": held}).update(figures)
@@ -52,7 +52,7 @@ class Checks:
 
 
 def services(copies: int = 1, arrivals: Arrivals | None = None) -> tuple[JointService, ...]:
-    """The twelve services of iGniter, each so many times a little different."""
+    """The twelve services of iGniter, each in ``copies`` slightly different copies."""
     found = []
     for copy in range(copies):
         for at, (model, slo_ms, rate_rps) in enumerate(APP12):
@@ -71,7 +71,7 @@ def fleet(levels: int = 4, host_w: float = 0.0, available: int | None = None) ->
 
 
 def request(objective: PlanObjective = ENERGY, levels: int = 4, host_w: float = 0.0, copies: int = 1) -> JointRequest:
-    """I1."""
+    """Instance I1: the twelve services of iGniter on V100s."""
     return JointRequest(services(copies), (fleet(levels, host_w),), RULES, objective)
 
 
@@ -86,7 +86,7 @@ def _gap(plan: ProvisionPlan) -> float:
 
 
 def _first(checks: Checks) -> ProvisionPlan:
-    """Checks 1 and 3: the twelve services, host watts beside each other, locks, dollars."""
+    """Checks 1 and 3: the twelve services with several host watts, locks, dollars."""
     said = []
     first: ProvisionPlan | None = None
     for host_w in (0.0, 60.0, 120.0):
@@ -163,7 +163,7 @@ def _simulated(checks: Checks, plan: ProvisionPlan) -> None:
 
 
 def _brute_force(checks: Checks) -> None:
-    """Check 7."""
+    """Check 7: small instances against brute force."""
     from tests.policies.placement.joint.brute_force import optimum, random_request
 
     order, equal, widest = 0, 0, 0.0
@@ -181,7 +181,7 @@ def _brute_force(checks: Checks) -> None:
 
 
 def alike(count: int) -> JointRequest:
-    """I1 again and again, to so many services."""
+    """Instance I1 repeated until it has ``count`` services."""
     base = request()
     copies = [
         replace(each, workload=replace(each.workload, id=f"{each.workload.id}.{copy}"))
@@ -242,7 +242,7 @@ def _mixed(checks: Checks) -> None:
 
 
 def _slices(checks: Checks) -> list[str]:
-    """Checks 2, 4, 5, 6 and 7 on cut GPUs, where the measured table is."""
+    """Checks 2, 4, 5, 6 and 7 on GPUs with MIG slices, if the measured table is available."""
     try:
         return add_slice_checks(checks)
     except NotRun as absent:
@@ -251,7 +251,7 @@ def _slices(checks: Checks) -> list[str]:
 
 
 def run() -> Result:
-    """Every check."""
+    """Run every check."""
     from benchmarks.joint_over_time import day_of_switching, executed, warm_replans
 
     checks = Checks()

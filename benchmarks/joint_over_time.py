@@ -24,17 +24,17 @@ DAY = (
     *(0.42, 0.36, 0.32, 0.30, 0.30, 0.33, 0.42, 0.56, 0.72, 0.85, 0.93, 0.97),
     *(1.0, 0.98, 0.95, 0.93, 0.92, 0.94, 0.97, 0.95, 0.86, 0.74, 0.62, 0.50),
 )
-"""Load of each hour, made up: a night at 0.3, a plateau from 10 to 20 o'clock."""
+"""Load of each hour, assumed: a night at 0.3, a plateau from 10 to 20 o'clock."""
 PLAYS = ("tests/e2e/test_up_joint.py", "tests/e2e/test_up_slices.py")
 
 
 def at_load(asked: JointRequest, load: float) -> JointRequest:
-    """All rates times a ratio."""
+    """The request with all rates multiplied by ``load``."""
     return with_rates(asked, {each.workload.id: load * each.workload.rate_rps for each in asked.services})
 
 
 def warm_replans(checks: Checks, before: ProvisionPlan) -> None:
-    """Check 10: 20 % less and more of every service."""
+    """Check 10: warm re-plans for 20 % less and 20 % more demand of every service."""
     shares, dearer, moves = list[float](), list[float](), list[int]()
     modules = len(sys.modules)
     begin = time.process_time()
@@ -70,7 +70,7 @@ def warm_replans(checks: Checks, before: ProvisionPlan) -> None:
 
 
 def day_of_switching(checks: Checks) -> None:
-    """Check 11."""
+    """Check 11: a day of plans with switching costs."""
     periods = [LoadPeriod(3600.0 * at, 3600.0 * (at + 1), at_load(request(), load)) for at, load in enumerate(DAY)]
     day = plan_day(periods)
     free = (day.hourly_total - day.hourly_switching) / min(day.peak_total, day.hourly_total)
@@ -91,7 +91,7 @@ def _bound(plan: ProvisionPlan) -> float:
 
 
 def executed(checks: Checks) -> None:
-    """Check 14: the plays of the real command against stand-ins for the driver and MPS."""
+    """Check 14: end-to-end tests of the real command with stand-ins for the driver and MPS."""
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLAYS],

@@ -24,18 +24,18 @@ def kernels_w(folder: Path) -> list[float]:
 
 
 def weighted_error(energies: Mapping[str, float], truth: Mapping[str, float]) -> float:
-    """Sum of the errors over the sum of the joules."""
+    """Sum of the absolute errors over the sum of the true joules."""
     return sum(abs(joules - truth[op]) for op, joules in energies.items()) / sum(truth.values())
 
 
 def top_ten(energies: Mapping[str, float], truth: Mapping[str, float]) -> int:
-    """How many of the ten operations that used most are among the ten found."""
+    """Number of the ten operations that used most joules that are among the ten found."""
     found, true = (set(sorted(joules, key=joules.__getitem__)[-10:]) for joules in (energies, truth))
     return len(found & true)
 
 
 def found_ratio(energies: Mapping[str, float], truth: Mapping[str, float]) -> float:
-    """True joules of the ten operations found to have used most, over those of the ten that did."""
+    """True joules of the ten operations found to use most, over those of the ten that truly use most."""
     found, true = (sorted(joules, key=joules.__getitem__)[-10:] for joules in (energies, truth))
     return sum(truth[op] for op in found) / sum(truth[op] for op in true)
 
@@ -47,7 +47,7 @@ def accounted(sim: Simulated, kind: str, estimator: Estimator) -> tuple[dict[str
 
 
 def run() -> Result:
-    """Steps of 28 of the kernels, under each sensor."""
+    """Simulate steps of 28 of the kernels under each sensor."""
     known_w = kernels_w(data_folder("muserve"))
     rows, checks = [], []
     for update_s, seconds, bar in SENSORS_S:

@@ -26,7 +26,7 @@ NOTE = (
 
 
 def run() -> Result:
-    """One run, until there were enough requests, switches and kills."""
+    """Run the service until there were enough requests, switches and kills."""
     with (
         tempfile.TemporaryDirectory(prefix="jb-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
@@ -43,7 +43,7 @@ def run() -> Result:
 
 
 def result(found: Played, title: str = TITLE, note: str = NOTE) -> Result:
-    """The table of a play."""
+    """The result table of a run."""
     counts, recorded = found.counts, found.recorded
     kills = ", ".join(f"{what} {number}" for what, number in found.kills.items())
     statuses = ", ".join(f"{count:,} with {status}" for status, count in sorted(counts.statuses.items()))

@@ -1,4 +1,4 @@
-"""The same on Ray Serve: Ray's workers and the head of its cluster are killed too."""
+"""Requests through several gateways on Ray Serve while Ray's workers, the cluster's head and others are killed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchmarks.gateway import ROOT, ray_python
 from benchmarks.kills import CONNECTIONS, FOLLOWED, REQUESTS, SWITCHES, result
 
 KILLED = 12
-"""Each kind once at least, Ray's workers six times."""
+"""Number of kills: each kind at least once, Ray's workers six times."""
 PAUSE_S = 0.04
-"""Between two requests of a connection: without room the SLO rule keeps the leanest layout, and nothing switches."""
+"""Pause between two requests of a connection; without it the SLO rule keeps the leanest layout and nothing switches."""
 ANSWERS = 2000
-"""Between two kills: some seconds in which layouts are tried."""
+"""Answers between two kills: some seconds in which layouts are tried."""
 TITLE = "Kills on Ray Serve: each request answered once, and counted once"
 NOTE = (
     "`joulery up` with three gateways on one port and Ray Serve on a cluster that it starts, two replicas, and a "
@@ -31,7 +31,7 @@ NOTE = (
 
 
 def run() -> Result:
-    """One run, until there were enough requests, changes of the layout and kills."""
+    """Run the service until there were enough requests, changes of the layout and kills."""
     here = os.pathsep.join(entry for entry in (str(ROOT / "src"), str(ROOT), *sys.path) if entry)
     with (
         tempfile.TemporaryDirectory(prefix="jb-") as folder,

@@ -1,8 +1,8 @@
-"""The length predictor that is shipped, on models and prompts that it has not seen, beside what could be reached.
+"""Accuracy of the shipped length predictor on unseen models and prompts, compared with the reachable limits.
 
-The answers are AlpacaEval's (CC BY-NC): they judge, and nothing that is shipped was trained on them. The limits are
-also learned here: the same features trained on one half of these answers and judged on the other, and each model's
-lengths taken from another model's true ones.
+The answers are AlpacaEval's (CC BY-NC): they are test data, and nothing that is shipped was trained on them. The limits
+are computed here too: the same features trained on one half of these answers and tested on the other, and each model's
+lengths predicted by another model's true ones.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from joulery.runtime.llm.predictor_files import DEFAULT, kept_words
 from joulery.runtime.llm.predictor_training import Encoder, TrainedPredictor, features_of, read_answers
 
 BAR = 0.70
-"""What a predictor of unseen prompts and models should reach, as a share of pairs."""
+"""Share of pairs in order that a predictor should reach on unseen prompts and models."""
 _DRAWS, _SEED = 4, 0
 
 
 def _pairs(scores: FloatArray, tokens: FloatArray) -> float:
-    """Share of pairs of one model's answers that scores put in order; float64[n] each, NaN unanswered."""
+    """Share of pairs of one model's answers that the scores put in order; float64[n] each, NaN if unanswered."""
     answered = ~(np.isnan(tokens) | np.isnan(scores))
     return judge(scores[answered], tokens[answered], LengthClasses.of(tokens[answered])).pairwise
 
 
 def _of_models(scores: FloatArray, tokens: FloatArray) -> FloatArray:
-    """The same of each model, float64[models]; the scores are equal for all."""
+    """Share of pairs in order of each model, float64[models]; the scores are the same for all."""
     return np.array([_pairs(scores, column) for column in tokens.T])
 
 
@@ -47,7 +47,7 @@ def _halves(count: int) -> Iterator[BoolArray]:
 
 
 def _trained_here(prompts: tuple[str, ...], answers: AnswerLengths, encoder: Encoder | None) -> FloatArray:
-    """Pairs in order where the features are trained on half of the answers and judged on the rest; one a half."""
+    """Pairs in order where the features are trained on half of the answers and tested on the rest, by half."""
     rows = np.array([features_of(prompt, encoder) for prompt in prompts])
     blocks = [len(FEATURES)] if encoder is None else [len(FEATURES), rows.shape[1] - len(FEATURES)]
     found = []
@@ -64,7 +64,7 @@ def _from_one_another(tokens: FloatArray) -> FloatArray:
 
 
 def _from_all_others(tokens: FloatArray) -> FloatArray:
-    """The same with the mean normal score of all other models as the prediction."""
+    """Pairs in order where the mean normal score of all other models is the prediction; one value a model."""
     scores = normal_scores(tokens)
     return np.array(
         [_pairs(np.nanmean(np.delete(scores, one, 1), 1), tokens[:, one]) for one in range(tokens.shape[1])]
@@ -76,7 +76,7 @@ def _row(what: str, values: FloatArray) -> list[str]:
 
 
 def run() -> Result:
-    """The shipped predictor and its limits."""
+    """Measure the shipped predictor and the limits."""
     folder = data_folder("muserve")
     log = read_answers([folder / "alpaca_eval_lengths.parquet"], [folder / "instructions.parquet"])
     tokens = log.answers.tokens

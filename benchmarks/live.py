@@ -1,4 +1,4 @@
-"""Live trials: requests lost while layouts are switched under load, and what the controller itself takes."""
+"""Live trials: requests lost while layouts are switched under load, and the CPU time of the controller."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CANDIDATES = layouts([cpu_slices(cut) for cut in core_partitions(2)], ["large", 
 
 @dataclass(slots=True)
 class Switched:
-    """What became of the requests, and the switches meanwhile."""
+    """Outcomes of the requests, and the switches meanwhile."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     switches: list[Transition] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Switched:
 
 
 def run() -> Result:
-    """Switch under load, then run the example and read what its controller took."""
+    """Switch under load, then run the example and read the CPU time of its controller."""
     with (
         tempfile.TemporaryDirectory(prefix="jb-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop,
@@ -95,7 +95,7 @@ def run() -> Result:
 
 
 async def switching(scratch: Path) -> Switched:
-    """Ask without a pause, switch without a pause."""
+    """Send requests and switch layouts, both without a pause."""
     inputs = scratch / "inputs.npz"
     np.savez(inputs, x=np.array([[1.0, 2.0]], np.float32))
     engine = local_engine()
@@ -119,7 +119,7 @@ async def switching(scratch: Path) -> Switched:
 
 
 async def asked(url: str, inputs: Path) -> Counter[str]:
-    """One round of the client; how its requests ended."""
+    """Run the client for one round; its requests by outcome."""
     line = [sys.executable, "-m", "joulery.runtime.load", "--url", url, "--service", "trivial", "--closed"]
     line += ["--connections", str(CONNECTIONS), "--duration-s", str(ROUND_S)]
     line += ["--inputs", str(inputs), "--out", str(inputs.with_name("outcomes.parquet"))]
@@ -129,7 +129,7 @@ async def asked(url: str, inputs: Path) -> Counter[str]:
 
 
 async def example(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The example site for a while: its report with how long it ran, and the kinds of its decisions."""
+    """Run the example site; its report with the duration, and the kinds of its decisions."""
     line = [sys.executable, "-m", "joulery", "up", str(SITE), "--duration", str(SECONDS), "--json"]
     line += ["--listen", "127.0.0.1:0", "--out", str(folder)]
     began_s = time.monotonic()

@@ -1,8 +1,8 @@
 """A small language model on this machine under bursts: the shortest predicted first against first come first served.
 
-All orders get the same requests at the same instants, through ``joulery serve``; clients say how many tokens they take
-at most (:mod:`benchmarks.llm_unlimited` is the load of those that do not). What the gateway itself adds, prediction
-included, is the difference to asking a server that answers at once directly.
+All orders get the same requests at the same instants, through ``joulery serve``; clients state a token limit
+(:mod:`benchmarks.llm_unlimited` has clients that do not). The time that the gateway itself adds, prediction included,
+is the difference to direct requests to a server that answers at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ asyncio.run(main())
 
 
 def run() -> Result:
-    """Measure."""
+    """Measure the orders and the gateway's overhead."""
     about = "`max_tokens` as a client of each kind would state it (8, 64, 160, 320)"
     result = measured("A small language model under bursts, clients that state limits", requests(), about)
     overhead_ms = _overhead_ms()
@@ -58,7 +58,7 @@ def run() -> Result:
 
 
 def _overhead_ms() -> float:
-    """What the gateway adds to an answer, milliseconds, median."""
+    """Time that the gateway adds to the median answer, milliseconds."""
     with subprocess.Popen(
         [sys.executable, "-c", INSTANT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as instant:

@@ -1,4 +1,4 @@
-"""Language models: predictions of rows left out beside the bars, the simulation beside measured loops, the example."""
+"""Language models: errors of predictions on left-out rows, simulated against measured loops, the example's plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FOLDS = 4
 
 
 def _curves(runs: Sequence[LlmRun], key: Callable[[LlmRun], object]) -> list[list[int]]:
-    """Indices of runs by a key, by requests in flight."""
+    """Indices of runs, grouped by a key and sorted by requests in flight."""
     found: dict[object, list[int]] = defaultdict(list)
     for index, run in enumerate(runs):
         found[key(run)].append(index)
@@ -45,7 +45,7 @@ def _curves(runs: Sequence[LlmRun], key: Callable[[LlmRun], object]) -> list[lis
 def _left_out(
     runs: Sequence[LlmRun], folds: Sequence[Sequence[int]]
 ) -> tuple[dict[str, list[float]], dict[str, list[bool]]]:
-    """Errors of rows left out, fold by fold, each with a fit of its own; whether nine-of-ten bands held them."""
+    """Errors of left-out rows, with a fit of its own for each fold; whether nine-of-ten bands contained them."""
     errors: dict[str, list[float]] = defaultdict(list)
     held: dict[str, list[bool]] = defaultdict(list)
     for fold in folds:
@@ -67,7 +67,7 @@ def _left_out(
 
 
 def _baseline(runs: Sequence[LlmRun], curves: Sequence[list[int]], kept: str) -> dict[str, list[float]]:
-    """The same rows from neighbours alone: straight lines in logarithms between them, the last value beyond them."""
+    """Errors of a baseline: straight lines in logarithms between the neighbours, the last value beyond them."""
     errors: dict[str, list[float]] = defaultdict(list)
     for curve in curves:
         for at, index in enumerate(curve):
@@ -115,7 +115,7 @@ def _closed_loops(folder: Path) -> tuple[list[float], str]:
 
 
 def run() -> Result:
-    """Every bar with its figure."""
+    """Compute every bar with its figure."""
     folder = data_folder("llm")
     runs = read_runs([folder / "mlenergy_runs.csv"])
     curves = _curves(runs, lambda each: each.point.series)

@@ -1,4 +1,4 @@
-"""The checks of μ-Serve's specification: what is asked for, what comes out. Needs the data set (``JOULERY_DATA``)."""
+"""Checks of μ-Serve's specification: required and measured figures. Needs the data set (``JOULERY_DATA``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.golden.run_cases import cases_of, outcome
 from tests.sim.clocks.test_devices import plant
 
 SEEDS = (100, 101)
-"""Of the end-to-end runs: none that anything was tuned on."""
+"""Seeds of the end-to-end runs; nothing was tuned on them."""
 _SCHEMES = ("fixed", "best-static", "miad-literal", "predictive")
 Row = tuple[list[str], bool | None]
 
@@ -106,7 +106,7 @@ def _orders(lengths: Lengths) -> list[Row]:
 
 
 def _backlog(lengths: Lengths) -> list[Row]:
-    """Fifty jobs at a time, arriving by the second, drained: the released protocol."""
+    """Fifty jobs at a time that arrive by the second and are drained, as in the released protocol."""
     random = np.random.default_rng(0)
     cuts: dict[str, list[float]] = {"predicted": [], "oracle": []}
     for rate in range(1, 11):
@@ -202,7 +202,7 @@ def _end_to_end() -> list[Row]:
 
 
 def _judged(runs: Sequence[Mapping[str, ClockOutcome]], least: float) -> tuple[str, bool | None]:
-    """The figures of check 11; whether it holds, None if the fixed clock attains 99.3 % in no run."""
+    """The figures of check 11 as text; whether it holds, None if the fixed clock attains 99.3 % in no run."""
     judged = [run["predictive"].attainment_ratio for run in runs if run["fixed"].attainment_ratio >= 0.993]
     saving = min(run["fixed"].power_w / run["predictive"].power_w for run in runs)
     regret = max(run["predictive"].power_w / run["best-static"].power_w - 1 for run in runs)
@@ -214,7 +214,7 @@ def _judged(runs: Sequence[Mapping[str, ClockOutcome]], least: float) -> tuple[s
 
 
 def _spike() -> Row:
-    """Four times the rate for a minute: what is late outside ten seconds, and whether equal runs are equal."""
+    """Check 12: four times the rate for a minute; answers in time outside ten seconds, and identical repeated runs."""
     fleet = plant(5.0)
     random = np.random.default_rng(4)
     calm, spike = 0.3 / float(fleet.latency_s[0, -1]) / 4, 0.3 / float(fleet.latency_s[0, -1])
@@ -234,7 +234,7 @@ def _spike() -> Row:
 
 
 def run() -> Result:
-    """Every check that is a number, by its number in the specification."""
+    """Run every check that has a figure, by its number in the specification."""
     lengths = _lengths()
     rows = [*_golden(), _ordering_speed(), *_queueing(lengths), *_orders(lengths), _cache(), *_emulator()]
     rows += [*_end_to_end(), _spike()]

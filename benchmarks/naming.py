@@ -43,7 +43,7 @@ _RECORDED = (
     ("JAX, jit and scan, no scope", "jax:scan", True),
     ("JAX, not compiled", "jax:eager", True),
 )
-"""(what it is, program, whether the trace says where its operations are from)"""
+"""(title, program, whether the trace states where its operations were called)"""
 _PUBLIC = (
     ("A100, AlexNet, two streams", "kineto_gpu/a100_alexnet_2stream.json.gz", True),
     ("A100, DDP with NCCL", "kineto_gpu/a100_nccl_data.json.gz", True),
@@ -56,12 +56,12 @@ _PUBLIC = (
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of a trace that have a name, and of its joules by what the name is.
+    """Named shares of a trace, and shares of its joules by kind of name.
 
     Attributes:
         operations, time, joules: Shares with a module, a range, a scope or a function, 0 to 1.
-        places: Share of the joules that functions of the program name.
-        regions: Share of the joules in compiled regions, whose modules the trace does not say.
+        places: Share of the joules that are named by functions of the program.
+        regions: Share of the joules in compiled regions, whose modules the trace does not contain.
         error: Attributed plus unattributed joules against the total, relative.
     """
 
@@ -109,7 +109,7 @@ def shares(trace: EventTrace) -> Shares:
 
 
 def recorded(program: str, out: Path) -> Iterator[Path]:
-    """Traces that a program leaves."""
+    """Run a program and yield the trace files that it writes."""
     command = [sys.executable, "-m", "benchmarks._naming_programs", program, str(out)]
     if "ddp" in program:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

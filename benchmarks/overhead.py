@@ -1,4 +1,4 @@
-"""What measuring costs a training step of BERT-base on CPU: the sampler; the profiler and the hooks of a tracer."""
+"""Overhead of measuring a training step of BERT-base on CPU: the sampler; the profiler and the hooks of a tracer."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from joulery.domain.trace.tracing import Steps
 ROUNDS = int(os.environ.get("JOULERY_BENCH_PAIRS", "12"))
 BATCH, TOKENS, VOCABULARY = 4, 128, 30_522
 NOISY = 3
-"""Times as many rounds where page faults come and go."""
+"""Factor on the number of rounds where the number of page faults varies."""
 TINY_STEPS = 20
 """Steps of the tiny model timed together: one is too short for the clock."""
 RUN_STEPS = 100
 """Length of the run in which the default schedule records some steps."""
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-"""Of glibc's mallopt."""
+"""Parameters of glibc's mallopt."""
 Cost = Callable[[], AbstractContextManager[Callable[[], None]]]
-"""Enters what costs; answers what to call when the step is done."""
+"""Makes a context manager that adds the cost; it yields a function to call when the step is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What a step took: itself, and what was done around it for its sake; CPU and wall seconds, page faults."""
+    """Cost of a step itself and of the work around it: CPU and wall seconds, page faults."""
 
     cpu_s: float
     wall_s: float
@@ -48,14 +48,14 @@ class Took:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How much more something costs, round by round."""
+    """Relative extra cost of a condition, round by round."""
 
     cpu: list[float]
     wall: list[float]
 
     @classmethod
     def of(cls, took: list[Took], plain: list[Took], *, around: bool = False) -> Ratio:
-        """Of steps against the plain ones of the same rounds, with what was done around them or without."""
+        """Extra cost of steps over the plain steps of the same rounds; ``around`` includes the work around them."""
         pairs = list(zip(took, plain, strict=True))
         return cls(
             [(one.cpu_s + around * one.around_cpu_s) / other.cpu_s - 1 for one, other in pairs],
@@ -63,7 +63,7 @@ class Ratio:
         )
 
     def mixed(self, other: Ratio, weight: float) -> Ratio:
-        """A run in which ``weight`` of the steps cost this, the rest the other."""
+        """Extra cost of a run in which a share ``weight`` of the steps costs this, and the rest the other."""
 
         def mix(ones: list[float], others: list[float]) -> list[float]:
             return [weight * one + (1 - weight) * two for one, two in zip(ones, others, strict=True)]
@@ -81,13 +81,13 @@ class Ratio:
 
 
 def run() -> Result:
-    """Measure all of it, in a process of its own: how it keeps memory is nothing for other benchmarks."""
+    """Measure in a process of its own, so that its memory settings do not affect other benchmarks."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(measured).result()
 
 
 def measured() -> Result:
-    """All of it, where PyTorch and transformers are installed."""
+    """Measure all figures; needs PyTorch and transformers."""
     title = "What measuring costs a training step"
     columns = ["what", "CPU time", "time", "CPU time, upper end"]
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
@@ -116,7 +116,7 @@ def measured() -> Result:
 
 
 def _notes(faults: Mapping[str, float]) -> list[str]:
-    """How it was measured, and what memory does to it."""
+    """Notes on the method and on the effect of memory."""
     schedule = Steps()
     return [
         f"`BertForPreTraining` of transformers, random weights, training mode, batch {BATCH}, {TOKENS} tokens, AdamW, "
@@ -147,7 +147,7 @@ TINY_RECORDED = "a recorded step, tiny model"
 def _base(
     kept: Mapping[str, list[Took]], as_it_is: Mapping[str, list[Took]]
 ) -> tuple[dict[str, Ratio], list[list[str]]]:
-    """The ratios of BERT-base, and seconds a recorded step."""
+    """The ratios of BERT-base, and rows with the times of a plain step and around a recorded one."""
     plain = kept["plain"]
     whole, waiting = Ratio.of(kept["recorded"], plain, around=True), Ratio.of(kept["idle"], plain)
     ratios = {
@@ -184,13 +184,13 @@ def _tiny() -> dict[str, Ratio]:
 
 
 def recorded_steps() -> int:
-    """How many steps of a run the default schedule records."""
+    """Number of steps of a run that the default schedule records."""
     steps = Steps()
     return steps.active * min(steps.repeat, RUN_STEPS // (steps.skip + steps.warmup + steps.active))
 
 
 def keep_memory() -> None:
-    """Have glibc keep the memory that is freed, so that no page is given back and asked for again."""
+    """Make glibc keep freed memory, so that pages are not returned to the kernel and requested again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_MAX, 0)
@@ -203,7 +203,7 @@ def training_step(
     """A training step of a BERT with random weights.
 
     Args:
-        layers, hidden, vocabulary: Of the model.
+        layers, hidden, vocabulary: Sizes of the model.
         batch: Sequences in a step, of 128 tokens.
         place: Device of PyTorch.
         attention: ``eager`` or ``sdpa``.
@@ -229,7 +229,7 @@ def training_step(
 
 
 def repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
-    """So many steps as one."""
+    """A function that runs ``times`` steps."""
 
     def steps() -> None:
         for _ in range(times):
@@ -239,7 +239,7 @@ def repeated(step: Callable[[], None], times: int) -> Callable[[], None]:
 
 
 def rounds(step: Callable[[], None], costs: Mapping[str, Cost], count: int) -> dict[str, list[Took]]:
-    """A step under each condition, round by round, in random order; once under each before it counts."""
+    """Time a step under each condition, round by round in random order; the first round does not count."""
     found: dict[str, list[Took]] = {name: [] for name in costs}
     for number in range(count + 1):
         for name in random.sample(list(costs), len(costs)):
@@ -269,28 +269,28 @@ def _timed(step: Callable[[], None], cost: Cost) -> Took:
 
 
 def nothing() -> AbstractContextManager[Callable[[], None]]:
-    """The plain step."""
+    """Condition without a cost: the plain step."""
     return nullcontext(lambda: None)
 
 
 def recorded() -> AbstractContextManager[Callable[[], None]]:
-    """Every step below is recorded; calling what it answers writes the trace."""
+    """Condition in which every step is recorded; the yielded function writes the trace."""
     return recording(Steps(skip=0, warmup=0, active=2**62, repeat=1))
 
 
 def idle() -> AbstractContextManager[Callable[[], None]]:
-    """Hooks, and no step that is recorded."""
+    """Condition with hooks in which no step is recorded."""
     return recording(Steps(skip=2**62))
 
 
 def scheduled() -> AbstractContextManager[Callable[[], None]]:
-    """The schedule of ``joulery measure`` where none is given."""
+    """Condition with the default schedule of ``joulery measure``."""
     return recording(Steps())
 
 
 @contextmanager
 def recording(steps: Steps) -> Iterator[Callable[[], None]]:
-    """Hooks below, and some steps recorded; calling what it answers writes what is not written yet."""
+    """Install hooks and record some steps in the block; the yielded function writes what is not written yet."""
     from joulery.adapters.tracers.inject.torch_recorder import TorchRecorder
 
     with tempfile.TemporaryDirectory(prefix="joulery-bench-") as folder:
@@ -306,7 +306,7 @@ def recording(steps: Steps) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def stopped_sampler(root: Path) -> Iterator[int]:
-    """A sampler that sleeps; its process."""
+    """Start a sampler and stop it (SIGSTOP); yields its process id."""
     with sampling(root, powercap(root / "powercap")) as (sampler, _):
         os.kill(sampler.pid, signal.SIGSTOP)
         try:
@@ -317,7 +317,7 @@ def stopped_sampler(root: Path) -> Iterator[int]:
 
 @contextmanager
 def awake(sampler: int) -> Iterator[Callable[[], None]]:
-    """A sleeping sampler reads below."""
+    """Let a stopped sampler run in the block."""
     os.kill(sampler, signal.SIGCONT)
     try:
         yield lambda: None

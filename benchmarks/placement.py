@@ -22,7 +22,7 @@ TRACES = {
 
 
 def _search(gpus: int, models: int, rate_rps: float) -> tuple[list[str], float, float, float]:
-    """A row; the goodput found, that of replication, and the CPU seconds of the search."""
+    """A table row; the goodput found, that of replication, and the CPU seconds of the search."""
     search = PlacementSearch(tables(models, gpus), bursts(models, rate_rps, REQUESTS), 13 * GIB)
     start = time.process_time()
     ranked = search.ranked(groupings(gpus))
@@ -38,7 +38,7 @@ def _search(gpus: int, models: int, rate_rps: float) -> tuple[list[str], float, 
 
 
 def _speed(candidates: int, groups: int, stages: int) -> tuple[list[str], float]:
-    """A row; requests simulated a second of CPU."""
+    """A table row; the requests simulated in a second of CPU."""
     random = np.random.default_rng(0)
     workload = bursts(16, 10.0 * groups, REQUESTS)
     device = np.full((candidates, 16, groups, stages), -1)
@@ -81,7 +81,7 @@ def _traces() -> tuple[list[list[str]], bool | None]:
 
 
 def run() -> Result:
-    """Search, speed, truth."""
+    """Measure the search, the simulation's speed, and its error against real runs."""
     anchor, goodput, replication, anchor_s = _search(8, 16, 20.0)
     large, _, _, large_s = _search(32, 16, 40.0)
     heavy, _, _, heavy_s = _search(32, 16, 120.0)

@@ -1,4 +1,4 @@
-"""How close the joules of operations come to the truth, by sensor and estimator, in simulation with known truth."""
+"""Error of the joules of operations by sensor and estimator, in simulation with known truth."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def error(energies: dict[str, float], truth: dict[str, float]) -> float:
 
 
 def _estimated(sim: Simulated) -> dict[str, float]:
-    """Regression, also where the product would decline it."""
+    """Joules by operation from regression, also where joulery would decline to use it."""
     cut = session(sim.trace, sim.window_ns)
     found = regress(cut, cut.on(DEVICE), device_power([sim.meter], sim.window_ns))
     return dict(zip(cut.rows.op, found.energy_j.tolist(), strict=True))

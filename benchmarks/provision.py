@@ -29,7 +29,7 @@ APP12 = (
 """Table 3 of the paper: model, SLO in ms, requests a second."""
 ALLOWED_MS = {12: 0.5, 1000: 60.0}
 CURVE_S = {5.0: (12, 20, 40, 48, 49, 50), 30.0: (60, 73, 100, 200, 500), 60.0: (1000,)}
-"""Numbers of different services by what ``best`` may take for them, in seconds of CPU."""
+"""Numbers of different services, by the CPU seconds that ``best`` may take for them."""
 _JSON_NAMES = {
     "load_bytes": "d_load",
     "feedback_bytes": "d_feedback",
@@ -92,12 +92,12 @@ def user_s(work: Callable[[], object], repeats: int) -> float:
 
 
 def per_run_s(work: Callable[[], object], runs: int, repeats: int) -> float:
-    """As :func:`user_s`, for work shorter than the clock's tick: so many runs at a time."""
+    """As :func:`user_s`, for work shorter than the clock's tick: times ``runs`` runs at once."""
     return user_s(lambda: [work() for _ in range(runs)], repeats) / runs
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """What a run allocates at its peak."""
+    """Bytes that a run allocates at its peak."""
     tracemalloc.start()
     work()
     _, peak = tracemalloc.get_traced_memory()
@@ -106,7 +106,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def run() -> Result:
-    """Both planners side by side, then ``best``."""
+    """Compare both ``igniter`` planners, then measure ``best``."""
     table, checks = [], []
     for n, varied, runs, repeats in ((12, False, 200, 7), (100, True, 20, 5), (1000, True, 1, 7), (1000, False, 1, 7)):
         made = rows(n, varied=varied)

@@ -21,7 +21,7 @@ from benchmarks.gateway import Point as Speed
 ROUNDS = 2
 CONNECTIONS = 32
 PATIENCE = 6
-"""Times half a minute in which a server must come up."""
+"""Number of half minutes within which a server must be ready."""
 PLAIN, DEFAULT, THROUGH = "plain `serve run`", "joulery on Ray", "joulery on Ray, `direct: false`"
 SITE = """\
 joulery: 1
@@ -46,14 +46,14 @@ serving: {{listen: "127.0.0.1:{port}", engine: {{kind: ray, cpus: 2{direct}}}}}
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One measurement: speed, and the CPU time of all processes of the server a request."""
+    """One measurement: speed, and CPU time a request of all processes of the server."""
 
     speed: Speed
     cpu_s: float
 
 
 def run() -> Result:
-    """The servers one after the other, in turn: each alone on the machine but for what others run there."""
+    """Measure the servers in turn; only one of them runs at a time."""
     found: dict[str, list[Cost]] = {PLAIN: [], DEFAULT: [], THROUGH: []}
     with tempfile.TemporaryDirectory(prefix="jb-") as scratch:
         tool, load = load_tool(Path(scratch))
@@ -96,7 +96,7 @@ def run() -> Result:
 
 
 def measured(load: Load, url: str) -> Cost:
-    """One measurement; what the server's processes did between two looks counts for the requests between them."""
+    """Measure once after a warm-up: CPU time of all child processes during the load, over its requests."""
     load(url, CONNECTIONS)
     before_s = cpu_time_s()
     speed = load(url, CONNECTIONS)
@@ -104,7 +104,7 @@ def measured(load: Load, url: str) -> Cost:
 
 
 def cpu_time_s() -> float:
-    """CPU seconds of the living processes below this one."""
+    """CPU seconds of all living descendants of this process."""
     total_s = 0.0
     for process in psutil.Process().children(recursive=True):
         try:
@@ -116,10 +116,10 @@ def cpu_time_s() -> float:
 
 
 def until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Until the server answers: a profile and a Ray cluster come first.
+    """Wait until the server answers; it first makes a profile and starts a Ray cluster.
 
     Raises:
-        RuntimeError: It ended, or does not answer.
+        RuntimeError: The server ended, or does not answer.
     """
     for _ in range(PATIENCE):
         try:
@@ -133,14 +133,14 @@ def until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
 
 @contextmanager
 def plain(folder: Path) -> Iterator[str]:
-    """Ray Serve with its default proxy; the address of the model."""
+    """Run Ray Serve with its default proxy; yields the address of the model."""
     with ray_serve(folder) as url:
         yield url + SERVICE
 
 
 @contextmanager
 def on_ray(folder: Path, *, through: bool) -> Iterator[str]:
-    """``joulery up`` on a Ray cluster of its own; the address of the model."""
+    """Run ``joulery up`` on a Ray cluster of its own; yields the address of the model."""
     port, site = free_port(), folder / "site.yaml"
     site.write_text(SITE.format(port=port, direct=", direct: false" if through else ""))
     line = [str(ray_python()), "-m", "joulery", "up", str(site), "--stay", "--out", str(folder / "run")]

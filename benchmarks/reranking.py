@@ -1,8 +1,8 @@
-"""Revising the order while answers are written: mean and p99 beside first come first served and the other orders.
+"""Revising the order while answers are written: mean and p99 against first come first served and the other orders.
 
 Lengths are real: those of the LMSYS log with its two predictions, and those that ML.ENERGY measured, by task. The
-latter hold no predictions; theirs are made up, the class of the true length blurred until the stated share of pairs is
-in order. One server at 90 % load; resuming an interrupted answer costs 30 ms (measured on llama.cpp: 10 to 76 ms).
+latter have no predictions; these are generated: the class of the true length, blurred until the stated share of pairs
+is in order. One server at 90 % load; resuming an interrupted answer costs 30 ms (measured on llama.cpp: 10 to 76 ms).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DRAWN = 30_000
 
 
 def _recorded() -> Lengths:
-    """The LMSYS log: each pair of its five and its three classes."""
+    """Lengths of the LMSYS log; each pair of its predicted classes, of five and of three, is one class."""
     names = ["output_tokens", "pred_cls5", "pred_cls3"]
     table = pyarrow.parquet.read_table(data_folder("muserve") / "lmsys_vicuna13b_predictions.parquet", columns=names)
     tokens, five, three = (table[name].to_numpy() for name in names)
@@ -47,7 +47,7 @@ def _recorded() -> Lengths:
 
 
 def _measured(histograms: Mapping[str, Mapping[str, list[float]]], task: str, seed: int) -> Lengths:
-    """Answers of all models to a task, as many of each, and made-up predictions."""
+    """Answers of all models to a task, equally many of each, and generated predictions."""
     rng = np.random.default_rng(seed)
     drawn: list[FloatArray] = []
     models = [key for key in histograms if key.endswith(f"|{task}")]
@@ -73,14 +73,14 @@ def _in_order(lengths: Lengths) -> float:
 
 
 def _setting(lengths: Lengths, cv: float) -> OrderingSetting:
-    """Boost as documented, 30 mean answers; running answers are looked at ten times in a mean answer."""
+    """Setting with boost as documented, 30 mean answers, and ten checks of running answers in a mean answer."""
     mean_s = 0.1 + 0.02 * float(lengths.tokens.mean())
 
     return OrderingSetting(cv=cv, boost=Aging.boost(30.0 * mean_s), interruptions=Interruptions(mean_s / 10.0))
 
 
 def run() -> Result:
-    """Play every order on every kind of lengths."""
+    """Simulate every order on every kind of lengths."""
     histograms = json.loads((data_folder("llm") / "output_lengths.json").read_text())
     recorded = _recorded()
     rows: list[list[str]] = []

@@ -1,8 +1,8 @@
-"""The live queue of a language model in virtual time beside the simulator: the same requests at the same instants.
+"""The live queue of a language model in virtual time, compared with the simulator on the same requests.
 
-``LLMService`` with its forecaster and its slots, as ``joulery serve`` runs them, in front of an engine whose tokens
-take 20 ms of an event loop's virtual time. So the order, what is learned from answers as they end, and interruptions
-are the live ones; HTTP and llama.cpp are not there. The forecaster starts with the mean length of five classes alone.
+``LLMService`` runs with its forecaster and its slots, as in ``joulery serve``, in front of an engine whose tokens take
+20 ms of an event loop's virtual time. So the order, the learning from ended answers, and interruptions are the live
+ones; HTTP and llama.cpp are left out. The forecaster starts with only the mean length of five classes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ BOOST_ANSWERS = 30.0
 ORDERS = ("fcfs", "ssjf", "boost", "rerank")
 VARIABILITY = {"Poisson": 1.0, "bursts (variability 3)": 3.0}
 _MEAN_POINTS, _P99_APART, _P99_RATIO = 2.0, 0.05, 1.15
-"""How far the live mean, in points of the change, and p99, over that of first come first served, may be from the
-simulator's; and the bar of p99."""
+"""Largest distance from the simulator of the live mean, in points of the change, and of p99, over that of first come
+first served; and the bar of p99."""
 
 
 class Trace(NamedTuple):
@@ -68,7 +68,7 @@ class Played(NamedTuple):
 
 
 def run() -> Result:
-    """Play the orders live, and first come first served and ``rerank`` in the simulator."""
+    """Run the orders live, and first come first served and ``rerank`` in the simulator."""
     rows: list[list[str]] = []
     checks: list[tuple[str, bool | None]] = []
     figures: dict[str, object] = {}
@@ -100,7 +100,7 @@ def run() -> Result:
 
 
 def _orders(trace: Trace) -> dict[str, Played]:
-    """Every order on one trace."""
+    """Results of every order on one trace."""
     live = {order: _live(trace, order) for order in ORDERS}
     first_s, _ = live["fcfs"]
     found = {f"{order}, live": _played(took_s, first_s, pauses) for order, (took_s, pauses) in live.items()}
@@ -172,7 +172,7 @@ def _live(trace: Trace, order: str) -> tuple[FloatArray, int]:
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Waits for nothing: time jumps to the next timer instead."""
+    """Selector that never waits: virtual time jumps to the next timer instead."""
 
     now_s = 0.0
 
@@ -182,7 +182,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class _Classes:
-    """A predictor whose scores stand at the beginning of the prompts."""
+    """Predictor that reads the score from the beginning of the prompt."""
 
     def __init__(self, class_tokens: FloatArray) -> None:
         self.class_tokens = class_tokens
@@ -192,7 +192,7 @@ class _Classes:
 
 
 class _Engine:
-    """One answer at a time, as long as its request says; it pauses and continues as llama.cpp does."""
+    """Engine that writes answers of the requested length, and pauses and continues as llama.cpp does."""
 
     name = variant = "virtual"
     dialect, ready, pauses = Dialect.PLAIN, True, True

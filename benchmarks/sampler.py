@@ -1,4 +1,4 @@
-"""The sampler at 4 ms: what it takes of a core, and what it costs a busy workload."""
+"""Cost of the sampler at 4 ms: its share of a core, and the slowdown of a busy workload."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def run() -> Result:
 
 
 def half_interval(values: list[float]) -> float:
-    """Half of the 95 % interval of the mean."""
+    """Half the width of the 95 % interval of the mean."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def powercap(root: Path) -> Path:
-    """Two packages with a DRAM domain each."""
+    """Create a powercap tree of two packages with a DRAM domain each."""
     for package in range(2):
         for folder, name in ((f"intel-rapl:{package}", f"package-{package}"), (f"intel-rapl:{package}:0", "dram")):
             zone = root / folder
@@ -96,7 +96,7 @@ def powercap(root: Path) -> Path:
 
 @contextmanager
 def sampling(root: Path, tree: Path) -> Iterator[tuple[SamplerProcess, Path]]:
-    """A sampler that reads, and the folder it writes to."""
+    """Run a sampler; yields it and the folder that it writes to."""
     folder = Path(tempfile.mkdtemp(dir=root))
     config = SamplerConfig(
         folder=str(folder),
@@ -115,7 +115,7 @@ def sampling(root: Path, tree: Path) -> Iterator[tuple[SamplerProcess, Path]]:
 
 @contextmanager
 def busy(root: Path, processes: int) -> Iterator[list[mmap]]:
-    """Processes that work without a pause, and the counts of their rounds."""
+    """Run processes that work without a pause; yields the counts of their rounds."""
     started, counts = [], []
     for number in range(processes):
         file = root / f"rounds-{number}"
@@ -134,12 +134,12 @@ def busy(root: Path, processes: int) -> Iterator[list[mmap]]:
 
 
 def rounds(counts: list[mmap]) -> int:
-    """Rounds done so far, by all together."""
+    """Rounds done so far by all processes together."""
     return sum(struct.unpack("q", count[:8])[0] for count in counts)
 
 
 def alone(root: Path, tree: Path) -> tuple[float, list[float], int]:
-    """Share of one core; median, p95 and longest time between readings in ms; late ticks."""
+    """Sample beside one process: share of a core; median, p95, longest time between readings in ms; late ticks."""
     with busy(root, 1), sampling(root, tree) as (sampler, folder):
         time.sleep(ALONE_S)
     found = read_recordings(folder)
@@ -155,7 +155,7 @@ def cpu_share(cpu: Recording) -> float:
 
 
 def slowdowns(root: Path, tree: Path) -> list[float]:
-    """How much slower the workload is beside the sampler, pair by pair."""
+    """Slowdown of the workload beside the sampler, pair by pair."""
     ratios = []
     with busy(root, len(os.sched_getaffinity(0))) as counts, sampling(root, tree) as (sampler, _):
         time.sleep(SLICE_S)

@@ -1,6 +1,6 @@
 """The simulator: events, requests and jobs a second of user CPU, beside a bare heap and, where installed, SimPy.
 
-SimPy is no dependency: ``JOULERY_BENCH_SIMPY=/path/to/python`` names an interpreter that has it.
+SimPy is not a dependency: ``JOULERY_BENCH_SIMPY=/path/to/python`` names an interpreter that has it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from joulery.sim.serving.trial_table import bench, exhaustive_table
 
 EVENTS = 400_000
 WIDTH = 100
-"""Events that wait at any time."""
+"""Number of events that wait at any time."""
 SIMPY = f"""
 import time, simpy
 env = simpy.Environment()
@@ -60,7 +60,7 @@ def best(count: int, work: Callable[[], object], repeats: int = 3) -> float:
 
 
 def ticking_kernel() -> None:
-    """``WIDTH`` chains of events, each scheduling its successor."""
+    """Run ``WIDTH`` chains of events, each of which schedules its successor."""
     kernel, left = Kernel(), [EVENTS - WIDTH]
 
     def tick(t_s: float, payload: object) -> None:
@@ -75,7 +75,7 @@ def ticking_kernel() -> None:
 
 
 def ticking_heap() -> None:
-    """The same on a bare heap with the handler written into the loop: what no kernel can beat."""
+    """Run the same events on a bare heap with the handler inlined, which no kernel can beat."""
     heap = [(number / WIDTH, 0, number, "tick", number) for number in range(WIDTH)]
     left, seq = EVENTS - WIDTH, WIDTH
     while heap:
@@ -87,7 +87,7 @@ def ticking_heap() -> None:
 
 
 def simpy_rate() -> tuple[str, float] | None:
-    """Version and events a second of SimPy, from an interpreter that has it."""
+    """Version of SimPy and its events a second, from an interpreter that has it; None without one."""
     python = os.environ.get("JOULERY_BENCH_SIMPY", sys.executable)
     done = subprocess.run([python, "-c", SIMPY], capture_output=True, text=True)
     if done.returncode != 0:
@@ -97,7 +97,7 @@ def simpy_rate() -> tuple[str, float] | None:
 
 
 def run() -> Result:
-    """Measure all of it."""
+    """Measure all rates and times."""
     kernel, heap, peer = best(EVENTS, ticking_kernel), best(EVENTS, ticking_heap), simpy_rate()
     pulls = {edges: _pull_rate(edges) for edges in ((("yolov5x6", "7g.40gb"),), (("yolov5l", "1g.5gb"),) * 7)}
     order = _single_server_rates()
@@ -154,7 +154,7 @@ def _single_server_rates() -> tuple[float, float]:
 
 
 def _judge_rate(neighbours: Neighbours) -> float:
-    """Twelve instances on six GPUs, 100,000 requests."""
+    """Requests a second of batched serving: twelve instances on six GPUs, 100,000 requests."""
     truth = InterferenceTruth(profile("v100-refit"))
     names = [f"s{number}" for number in range(12)]
     services = [Service(name, poisson(400.0), Slo(0.05, 0.99)) for name in names]
@@ -166,7 +166,7 @@ def _judge_rate(neighbours: Neighbours) -> float:
 
 
 def _columns() -> float:
-    """The best pools of the three built-in services at the intensities of one made-up grid; seconds of user CPU."""
+    """Seconds of user CPU for the best pools of three built-in services at the intensities of one generated grid."""
     grid = (150 + 100 * np.sin(np.arange(49) / 24 * 2 * np.pi)).tolist()
     benches = []
     for costs in CLOVER_SERVICES.values():
@@ -179,7 +179,7 @@ def _columns() -> float:
 
 
 def _study() -> tuple[float, int]:
-    """The whole built-in study on three made-up grids, 20 seeds a searching scheme; seconds of user CPU."""
+    """Seconds of user CPU of the built-in study on three generated grids, 20 seeds a searching scheme; its searches."""
     began, searches = time.process_time(), 0
     hours = np.arange(49)
     grids = [(150 + 100 * np.sin(hours / 24 * 2 * np.pi + phase)).tolist() for phase in range(3)]

@@ -1,8 +1,8 @@
-"""Beside a real Slurm: busy GPU-seconds of four plays, a scheduler killed 25 times, and forty jobs that checkpoint.
+"""joulery beside a real Slurm: busy GPU-seconds of four plays, a scheduler killed 25 times, forty jobs that checkpoint.
 
-The plays are the same jobs under plain backfill and under joulery. ``python -m benchmarks slurm`` takes about 20
-minutes, nearly all of them asleep, and prints each part when it is known. ``JOULERY_BENCH_SLURM=arrays,kills`` runs
-those parts alone, and ``JOULERY_BENCH_SLURM_RUNS=3`` each play three times: the bar holds for each run.
+A play is a workload that runs under plain backfill and under joulery. ``python -m benchmarks slurm`` takes about 20
+minutes, nearly all of it waiting, and prints the bars of each part at once. ``JOULERY_BENCH_SLURM=arrays,kills`` runs
+only those parts, and ``JOULERY_BENCH_SLURM_RUNS=3`` runs each play three times: the bar holds for each run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOTE = (
 
 @dataclass
 class Found:
-    """What parts came to: rows of the table, paragraphs, bars."""
+    """Results of the parts: rows of the table, paragraphs, bars."""
 
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Found:
 
 
 def run() -> Result:
-    """The parts that are asked for.
+    """Run the requested parts.
 
     Raises:
         NotRun: There is no Slurm with accounting here, or no such part.
@@ -70,7 +70,7 @@ def run() -> Result:
 
 
 def busy(play: LivePlay, runs: int, found: Found) -> None:
-    """A play under plain backfill and under joulery, so many times."""
+    """Run a play under plain backfill and under joulery, ``runs`` times."""
     for number in range(1, runs + 1):
         name = play.name if runs == 1 else f"{play.name}, run {number} of {runs}"
         plain, scheduled = (run_play(play, scheduled=how) for how in (False, True))
@@ -87,7 +87,7 @@ def busy(play: LivePlay, runs: int, found: Found) -> None:
 
 
 def killed(found: Found, *, operator: bool) -> None:
-    """A scheduler that is killed again and again."""
+    """Run jobs under a scheduler that is killed again and again."""
     who = "an operator" if operator else "an administrator"
     report = slurm_kills.play(KILLS, operator=operator)
     found.checks.append(
@@ -105,7 +105,7 @@ def killed(found: Found, *, operator: bool) -> None:
 
 
 def forty(found: Found) -> None:
-    """Forty jobs that checkpoint."""
+    """Run forty jobs that checkpoint."""
     with tempfile.TemporaryDirectory() as folder, slurm_cluster(Path(folder) / "slurm") as cluster:
         result = slurm_forty.play(cluster, slurm_forty.FULL, slurm_forty.torch_interpreter())
     found.checks.append(
@@ -118,7 +118,7 @@ def forty(found: Found) -> None:
 
 
 def forty_note(result: Mapping[str, Any]) -> str:
-    """What came of the forty jobs, in one paragraph."""
+    """One paragraph on the results of the forty jobs."""
     restarts = ", ".join(map(str, result["restarts_of_trainings"]))
     trainings = (
         f"{result['trainings']} of them PyTorch trainings that restarted {restarts} times and "
@@ -149,4 +149,4 @@ PARTS: Mapping[str, Callable[[Found], None]] = MappingProxyType(
         "forty": forty,
     }
 )
-"""Four plays, and what else is tried beside a live Slurm."""
+"""Parts by name: four plays, and the other tests beside a live Slurm."""

@@ -30,17 +30,17 @@ from joulery.store.run.directory import SAMPLES, create_run
 REQUESTS = int(os.environ.get("JOULERY_SOAK_REQUESTS", "10_000_000"))
 RATE_RPS = 2000
 WARM = 200_000
-"""Requests before the first reading: imports and buffers are there then."""
+"""Requests before the first reading; imports and buffers are in memory by then."""
 KEPT = 200_000
-"""Records that are held in a list, to measure what one took before."""
+"""Number of records kept in a list, to measure the memory of a record in the earlier implementation."""
 FLAT_BYTES = 4.0
-"""A request may leave this much behind in memory."""
+"""Most bytes that a request may leave behind in memory."""
 FAMILY = ModelFamily("sums", "sums", "right sums", (ModelVariant("small", 0.75), ModelVariant("large", 0.8)))
 SLO = Slo(0.1)
 
 
 def run() -> Result:
-    """Feed the requests, then make the report's figures of them."""
+    """Feed the requests to a session, then compute the report's figures."""
     with tempfile.TemporaryDirectory(prefix="jb-") as folder:
         return _soak(Path(folder))
 
@@ -112,7 +112,7 @@ def _session(history: SessionHistory) -> ServingSession:
 
 
 def records(count: int, first: int) -> Iterator[RequestRecord]:
-    """Requests that ended one after the other at ``RATE_RPS``."""
+    """Records of requests that ended one after the other at ``RATE_RPS``."""
     for k in range(first, first + count):
         end_s = 1_700_000_000.0 + k / RATE_RPS
         variant = "large" if k % 3 else "small"
@@ -123,7 +123,7 @@ def records(count: int, first: int) -> Iterator[RequestRecord]:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
+    """Anonymous memory of this process (RssAnon), bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

@@ -21,15 +21,15 @@ from benchmarks._killed_service import ROOT, Service
 
 REQUESTS = int(os.environ.get("JOULERY_SOAK_REQUESTS", "1_000_000"))
 WARM_RATIO = 0.2
-"""Part of the requests before the first reading: windows of recent requests are full then."""
+"""Share of the requests before the first reading; windows of recent requests are full by then."""
 CONNECTIONS = 16
 ROUND_S = 15
 FLAT_BYTES = 4.0
-"""A request may leave this much behind in the memory of all processes together."""
+"""Most bytes that a request may leave behind in the memory of all processes together."""
 
 
 def run() -> Result:
-    """Play it."""
+    """Serve the requests and read the memory of every process."""
     with tempfile.TemporaryDirectory(prefix="jb-") as name:
         return asyncio.run(_play(Path(name)))
 
@@ -79,7 +79,7 @@ async def _play(folder: Path) -> Result:
 
 
 async def _load(port: int, folder: Path) -> dict[str, int]:
-    """One load; what the generator counted."""
+    """Run the load generator once; its counts."""
     inputs = folder / "inputs.npz"
     np.savez(inputs, x=np.array([[1.0]], np.float32))
     line = [sys.executable, "-m", "joulery.runtime.load", "--url", f"http://127.0.0.1:{port}", "--service", "trivial"]
