@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 MS = {"small": 2.0, "medium": 6.0, "large": 15.0}
-"""Milliseconds of a request on one core: the variants of issue 14."""
+"""Milliseconds of a request on one core: the variants of the burst study."""
 ACCURACY = {"small": 0.65, "medium": 0.72, "large": 0.76}
 SLO_S = 0.1
 LAMBDA = 0.05

@@ -1,4 +1,4 @@
-"""Simulate the bursts with the version before issue 13 (commit ef7be44), in its own checkout and interpreter::
+"""Simulate the bursts with an earlier version (commit ef7be44), in its own checkout and interpreter::
 
     git worktree add /tmp/before ef7be44      # with a virtual environment of its own
     cd /tmp/before && .venv/bin/python PATH/benchmarks/_bursts_before.py PATH
@@ -15,7 +15,9 @@ import importlib.util
 import math
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,17 @@ def loaded(path: Path, name: str) -> Any:
     return module
 
 
+@dataclass(frozen=True, slots=True)
+class QueueLimit:
+    """Limit of a queue, as :class:`joulery.domain.serving.dispatch.QueueLimit`, which that version does not have."""
+
+    waiting: int
+    wait_s: float = math.inf
+
+
 here = Path(sys.argv[1])
+dispatch = sys.modules["joulery.domain.serving.dispatch"] = ModuleType("dispatch")
+dispatch.QueueLimit = QueueLimit  # type: ignore[attr-defined]
 for new, old in (
     ("joulery.domain.gpu.layout", "joulery.domain.layout"),
     ("joulery.domain.serving.service", "joulery.domain.serving"),
@@ -59,7 +71,7 @@ class Before:
 
     def decide(self, now_s: float, service: Any) -> None:
         """Run one step of the policy, unless a layout is changing."""
-        service.limit = world.QUEUE
+        service.limit = QueueLimit(world.QUEUE)
         if service.changing:
             return
         span_s = service.settings.window_s

@@ -39,7 +39,8 @@ BEFORE: dict[str, tuple[float, ...]] = {
     "ESO_March": (0.648827, 0.76, 0),
 }
 """Requests, late answers, refused ones of each trace; grams, accuracy, violations of each grid: printed by
-``benchmarks/_bursts_before.py`` in a checkout of ef7be44 on 22 November 2026."""
+``benchmarks/_bursts_before.py`` in a checkout of ef7be44 on 22 November 2026; on 28 November each figure differed by
+at most 0.3 %."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ def run() -> Result:
             f"{1e3 * world.BATCH_DELAY_S:g} ms`: a batch spends {world.FIXED_PART:.0%} of a request's time once and "
             "the rest for each request (made up); a batch takes at most 30 % of the SLO, which leaves batches of "
             f"{_sizes(known)}. The leanest layout serves {_capacity_rps(known):.0f} requests/s in batches; the flood "
-            f"brings {world.FLOOD_RPS:.0f} /s for eight seconds. The version before issue 13 had no batches. A more "
-            "accurate answer costs more joules.",
+            f"brings {world.FLOOD_RPS:.0f} /s for eight seconds. The version before (commit ef7be44) had no batches. A "
+            "more accurate answer costs more joules.",
         ),
         checks=_checks(found),
         figures={
