@@ -253,7 +253,7 @@ def test_slurms_node_is_the_one_that_slurm_started_this_process_on(monkeypatch: 
 
     open_slurm_energy("", ask, background=False)
     assert asked == ["configuration", "n1"]
-    with pytest.raises(ConfigError, match=r"jobs\.slurm\.conf: is no file"):
+    with pytest.raises(ConfigError, match=r"jobs\.slurm\.conf: is not a file"):
         open_slurm_energy("n1", conf=Path("nowhere.conf"))
 
 

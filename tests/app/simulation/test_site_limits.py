@@ -47,7 +47,7 @@ def test_jobs_have_the_limits_of_their_kind_type_and_nearest_number_of_gpus(tmp_
     assert (known.measured, known.assumed) == (4, 4)
     nothing = known_limits(jobs, None)
     assert nothing.responses == () and nothing.assumed == 8
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="not a folder"):
         known_limits(jobs, tmp_path / "elsewhere")
 
 

@@ -277,7 +277,7 @@ async def test_a_damaged_file_is_trouble_and_its_mending_ends_it(tmp_path):
     grid = file.open()
     await file.look()
     file.write((NOON_S - HOUR_S, 100), (NOON_S, "many"), (NOON_S + HOUR_S, 1))
-    assert await file.look() == 110 and "no number" in grid.trouble
+    assert await file.look() == 110 and "not a number" in grid.trouble
     file.write((NOON_S - HOUR_S, 100), (NOON_S, 111))
     assert await file.look() == 111 and grid.trouble == ""
     file.path.unlink()

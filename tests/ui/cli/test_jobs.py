@@ -87,7 +87,7 @@ def test_a_cluster_that_cannot_be_listed_hides_no_other(tmp_path: Path, monkeypa
     )
     assert main(words) == 2
     said = capsys.readouterr()
-    assert "toy" in said.out and said.err.startswith("joulery: west: jobs.slurm.conf: is no file")
+    assert "toy" in said.out and said.err.startswith("joulery: west: jobs.slurm.conf: is not a file")
     assert main([*words, "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert [row["cluster"] for row in document["jobs"]] == ["east"]
