@@ -85,7 +85,7 @@ def test_a_feed_that_is_absent_comes_grows_and_breaks_stops_nothing(tmp_path, si
         assert service.metric(f"{name}age_seconds") == 0.0
 
         write(grid, (-1, 115), (0, "many"), (1, 1))
-        wait_until(lambda: service.warned("no number"), "the warning of a damaged file")
+        wait_until(lambda: service.warned("not a number"), "the warning of a damaged file")
         assert service.metric(f"{name}grams_per_kilowatthour") == 400.0 and service.grams() is not None
 
         write(grid, (-1, 50), (0, 20), (1, 20))
