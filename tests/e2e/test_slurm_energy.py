@@ -145,4 +145,4 @@ def test_what_slurm_measured_is_in_the_report_and_what_it_measures_in_the_agents
     assert (total["jobs"], total["quality"]) == (1, "measured") and 0 < total["measured_j"] <= most_j
     # A job's own row has no energy where no step of srun ran.
     done = report("alone.txt")
-    assert done.returncode == 2 and "nothing measured them" in done.stderr
+    assert done.returncode == 2 and "not measured" in done.stderr
