@@ -79,6 +79,8 @@ def test_a_feed_that_is_absent_comes_grows_and_breaks_stops_nothing(tmp_path, si
         assert held_g is not None and held_g > 0
         wait_until(lambda: service.warned("it is held"), "the warning of a held value")
         up.until("it is held")
+        # The summary names what is held for half a second or more.
+        wait_until(lambda: (service.metric(f"{name}age_seconds") or 0.0) >= age_s + 1.0, "a second of the held value")
 
         write(grid, (-5, 100), (-4, 110), (-1, 115), (0, 400), (1, 400))
         wait_until(lambda: service.metric(f"{name}grams_per_kilowatthour") == 400.0, "the row of this hour")
