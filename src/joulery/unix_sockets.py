@@ -22,18 +22,21 @@ def clear_socket_path(path: Path, kind: int, flag: str) -> None:
         flag: The command-line flag that names the path, for errors.
 
     Raises:
-        ConfigError: The path is something other than a socket, or another process listens there.
-        OSError: The path cannot be read, or the socket cannot be removed.
+        ConfigError: The path is something other than a socket, another process listens there, or the socket cannot be
+            removed.
     """
+    wanted = "a free path, or that of a socket without a listener"
     try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(
-                "is not a socket", pointer=flag, got=str(path), expected="a free path, or one of a socket"
-            )
-    except FileNotFoundError:
-        return
+        mode = path.lstat().st_mode
+    except OSError:
+        return  # nothing is there, or binding names the fault of the path
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError("is not a socket", pointer=flag, got=str(path), expected=wanted)
     with socket.socket(socket.AF_UNIX, kind) as probe:
         failed = probe.connect_ex(str(path))
     if failed not in (errno.ECONNREFUSED, errno.ENOENT):
-        raise ConfigError("another process listens there", pointer=flag, got=str(path), expected="a free path")
-    path.unlink(missing_ok=True)
+        raise ConfigError("another process listens there", pointer=flag, got=str(path), expected=wanted)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot be removed: {error.strerror}", pointer=flag, got=str(path)) from error

@@ -187,10 +187,10 @@ def open_progress_socket(path: Path, folder: Path, job_of: Callable[[int], int])
         ConfigError: The path is something other than a socket, or another process listens there.
         CapabilityError: The socket or the folder cannot be created.
     """
+    clear_socket_path(path, socket.SOCK_DGRAM, "--progress-socket")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        clear_socket_path(path, socket.SOCK_DGRAM, "--progress-socket")
         server.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         server.settimeout(_LOOK_S)
         server.bind(str(path))
@@ -198,7 +198,4 @@ def open_progress_socket(path: Path, folder: Path, job_of: Callable[[int], int])
     except OSError as error:
         server.close()
         raise CapabilityError(f"cannot listen at {path}: {error.strerror or error}", resource=str(path)) from error
-    except ConfigError:
-        server.close()
-        raise
     return ProgressSocket(server, path, folder, job_of)

@@ -174,7 +174,7 @@ class SlurmBackend:
             return "released already" if released else self._start(self._of(action.job), action.slots)
         records = self._seen.get(action.job) or self._of(action.job)
         if not self._operator and records[0].user != self._user():
-            raise ActuationError(f"job {action.job} is {records[0].user}'s, and {self._user()} is no Slurm operator")
+            raise ActuationError(f"job {action.job} is {records[0].user}'s: {self._user()} is not a Slurm operator")
         job = records[0].address
         try:
             if isinstance(action, Split):

@@ -157,10 +157,10 @@ def listening(path: Path, group: int) -> Iterator[socket.socket]:
         ConfigError: Another helper listens there, or the path is not a socket.
         CapabilityError: The socket cannot be created.
     """
+    clear_socket_path(path, socket.SOCK_SEQPACKET, "--listen")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        clear_socket_path(path, socket.SOCK_SEQPACKET, "--listen")
         before = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -174,9 +174,6 @@ def listening(path: Path, group: int) -> Iterator[socket.socket]:
     except OSError as error:
         listener.close()
         raise CapabilityError(f"{path} cannot be made: {error.strerror or error}", resource=str(path)) from error
-    except ConfigError:
-        listener.close()
-        raise
     made = path.stat()
     try:
         yield listener

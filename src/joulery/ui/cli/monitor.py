@@ -59,18 +59,15 @@ def _listen(path: Path) -> socket.socket:
     Raises:
         ConfigError: Another process listens there, the path is not a socket, or it cannot be made.
     """
+    clear_socket_path(path, socket.SOCK_STREAM, "--socket")
     listening = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
-        clear_socket_path(path, socket.SOCK_STREAM, "--socket")
         listening.bind(str(path))
         listening.listen()
     except OSError as error:
         listening.close()
         raise ConfigError(f"no socket can be made: {error}", pointer="--socket", got=str(path)) from error
-    except ConfigError:
-        listening.close()
-        raise
     finally:
         os.umask(mask)
     return listening

@@ -398,7 +398,7 @@ class OpenInferenceEngine:
             remote.inputs, remote.outputs = specs(content.get("inputs", ())), specs(content.get("outputs", ()))
             remote.platform = str(content.get("platform", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ActuationError(f"{place.server} describes {place.model} with an invalid model: {error}") from error
+            raise ActuationError(f"{place.server} sent an invalid description of {place.model}: {error}") from error
         remote.described = True
 
     async def _load(self, remote: _Remote) -> None:
