@@ -31,7 +31,7 @@ class Added(Protocol):
 
     rows: list[list[str]]
 
-    def add(self, number: str, what: str, held: bool | None, said: str, **figures: Any) -> None:
+    def add(self, number: str, what: str, held: bool | None, result: str, **figures: Any) -> None:
         """Add one check: its bar, whether it held, and its figures."""
         ...
 

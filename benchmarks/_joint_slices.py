@@ -34,7 +34,7 @@ class Added(Protocol):
     rows: list[list[str]]
     figures: dict[str, Any]
 
-    def add(self, number: str, what: str, held: bool | None, said: str, **figures: Any) -> None:
+    def add(self, number: str, what: str, held: bool | None, result: str, **figures: Any) -> None:
         """Add one check: its bar, whether it held, and its figures."""
         ...
 
@@ -103,7 +103,7 @@ def _powered(asked: JointRequest, idle_w: float, busy_w: float) -> JointRequest:
 
 def _watts(checks: Added, asked: JointRequest, plan: ProvisionPlan, took_s: float) -> None:
     """Check 2: I2 with and without host watts, at a lower load, and under other assumptions of power."""
-    said: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     cases = {
         "0 W host": asked,
         "60 W host": _hosted(asked, 60.0),
@@ -115,7 +115,7 @@ def _watts(checks: Added, asked: JointRequest, plan: ProvisionPlan, took_s: floa
         values = {each.policy: _proof(each).value for each in comparisons(case)}
         value, gap_ratio = _proof(made).value, _proof(made).gap_ratio
         single = min(watts for policy, watts in values.items() if policy.startswith("only "))
-        said[name] = {
+        result[name] = {
             "joint_w": value,
             "gpus": len(made.gpus),
             "gap_ratio": gap_ratio,
@@ -126,15 +126,15 @@ def _watts(checks: Added, asked: JointRequest, plan: ProvisionPlan, took_s: floa
         }
         text = f"joint {value:.0f} W on {len(made.gpus)} GPUs, gap {100 * gap_ratio:.2f} %; "
         text += "; ".join(f"{policy} {watts:.0f} W" for policy, watts in values.items())
-        text += f"; {said[name]['of_single']:.3f} of the best single knob, {said[name]['of_composed']:.3f} in turn"
+        text += f"; {result[name]['of_single']:.3f} of the best single knob, {result[name]['of_composed']:.3f} in turn"
         checks.rows.append(["2", f"I2, 1 % accuracy lost, {name}", text])
-    first, hosted = said["0 W host"], said["60 W host"]
+    first, hosted = result["0 W host"], result["60 W host"]
     text = f"{first['joint_w']:.0f} W, gap {100 * first['gap_ratio']:.2f} %, {first['of_single']:.3f} of the best "
     text += f"single knob, {first['of_composed']:.3f} of one after the other; {took_s:.1f} s of user CPU"
     held = first["joint_w"] <= 1290 and first["gap_ratio"] <= 0.01
     held = held and first["of_single"] <= 0.66 and first["of_composed"] <= 0.87
     bar = "I2 at 1 %: at most 1,290 W, gap at most 1 %, 0.66 of the best single knob, 0.87 of one after the other"
-    checks.add("2", bar, held, text, cases=said, cpu_s=took_s)
+    checks.add("2", bar, held, text, cases=result, cpu_s=took_s)
     text = f"{hosted['of_composed']:.3f}, gap {100 * hosted['gap_ratio']:.2f} %"
     checks.add("2", "with 60 W host: at most 0.93 of one after the other", hosted["of_composed"] <= 0.93, text)
 

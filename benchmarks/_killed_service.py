@@ -298,10 +298,10 @@ class Service:
         await eventually(self._listens, "a controller that answers", self.below.patience_s)
 
     def _listens(self) -> bool:
-        said = (self.folder / f"up-{self.runs}.log").read_text(errors="replace")
+        log_text = (self.folder / f"up-{self.runs}.log").read_text(errors="replace")
         if self.controller is None or self.controller.returncode is not None:
-            raise RuntimeError(f"joulery up ended: {said[-500:]}")
-        before, found, _ = said.partition("/dashboard")
+            raise RuntimeError(f"joulery up ended: {log_text[-500:]}")
+        before, found, _ = log_text.partition("/dashboard")
         if found and not self.port:
             self.port = int(before.rpartition(":")[2])
         return bool(found)

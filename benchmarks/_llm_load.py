@@ -117,8 +117,8 @@ class Served(NamedTuple):
         for each in self.process.children(recursive=True):
             if "joulery.adapters.engines.remote.llama_worker" in each.cmdline():
                 ports = [found.laddr.port for found in each.net_connections("tcp") if found.status == "LISTEN"]
-                said = httpx.get(f"http://127.0.0.1:{ports[0]}/metrics", trust_env=False).text
-                return float(next(line.split()[1] for line in said.splitlines() if line.startswith(_READ_TOTAL)))
+                text = httpx.get(f"http://127.0.0.1:{ports[0]}/metrics", trust_env=False).text
+                return float(next(line.split()[1] for line in text.splitlines() if line.startswith(_READ_TOTAL)))
         return float("nan")
 
 
@@ -204,14 +204,14 @@ def _understood(
         "the true length": tokens,
     }
     first_s = _replayed_s(arrival_s, alone_s, np.zeros(len(alone_s)), Aging(1e6))
-    said = []
+    parts = []
     for name, predicted in predictions.items():
         scale = alone_s.mean() / predicted.mean()
         change = _replayed_s(arrival_s, alone_s, predicted * scale, Aging()) / first_s - 1
-        said.append(f"{name} {100 * ranked(predicted, tokens):.0f} % and {100 * change:+.0f} %")
+        parts.append(f"{name} {100 * ranked(predicted, tokens):.0f} % and {100 * change:+.0f} %")
     return (
         "Pairs in the right order, and the change if every answer took as long as alone (simulated): "
-        f"{', '.join(said)}."
+        f"{', '.join(parts)}."
     )
 
 
@@ -299,16 +299,16 @@ def _alone(url: str, load: Sequence[Asked], within_s: float) -> npt.NDArray[np.f
 async def _streamed(client: httpx.AsyncClient, asked: dict[str, object]) -> dict[str, Any]:
     """Stream an answer, and return the usage at its end."""
     usage: dict[str, Any] | None = None
-    said = ""
+    text = ""
     asked = {**asked, "stream": True, "stream_options": {"include_usage": True}}
     async with client.stream("POST", "/v1/chat/completions", json=asked) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
-            said = line.removeprefix("data: ") or said
+            text = line.removeprefix("data: ") or text
             if line.startswith("data: {"):
-                usage = json.loads(said).get("usage") or usage
-    if usage is None or said != "[DONE]":
-        raise RuntimeError(f"a stream ended with {said[:200]}")
+                usage = json.loads(text).get("usage") or usage
+    if usage is None or text != "[DONE]":
+        raise RuntimeError(f"a stream ended with {text[:200]}")
     return usage
 
 

@@ -95,13 +95,13 @@ def _judged(where: str, played: list[Trace]) -> Iterator[tuple[str, bool | None]
     for rule in ("predictive", "predictive-assumed"):
         kept = [each[rule].kept_ratio for each in judged]
         power = [each[rule].power_w / each[RULE].power_w for each in judged]
-        said = f"{where}: {rule} keeps 99 % on all of {len(judged)} traces"
-        yield f"{said} ({100 * min(kept, default=math.nan):.2f} %)", min(kept) >= KEPT_RATIO if judged else None
-        said = f"{where}: {rule} draws at most the power of {RULE}"
+        claim = f"{where}: {rule} keeps 99 % on all of {len(judged)} traces"
+        yield f"{claim} ({100 * min(kept, default=math.nan):.2f} %)", min(kept) >= KEPT_RATIO if judged else None
+        claim = f"{where}: {rule} draws at most the power of {RULE}"
         text = (
             f"mean {100 * float(np.mean(power)) - 100:+.1f} %, worst {100 * max(power) - 100:+.2f} %" if power else ""
         )
-        yield f"{said} ({text})", max(power) <= 1.0 if judged else None
+        yield f"{claim} ({text})", max(power) <= 1.0 if judged else None
 
 
 def _cells(played: list[Trace], rule: str) -> list[str]:

@@ -178,7 +178,7 @@ def ray_serve(scratch: Path) -> Iterator[str]:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
-            if not any(said == "ready\n" for said in process.stdout):
+            if not any(line == "ready\n" for line in process.stdout):
                 raise RuntimeError(f"Ray Serve did not start:\n{(scratch / 'ray.log').read_text()[-2000:]}")
             wait_for(f"http://127.0.0.1:{port}{SERVICE}")
             yield f"http://127.0.0.1:{port}"

@@ -306,8 +306,8 @@ def traced_ranks(plan: Plan) -> dict[str, Any]:
         asked = ["measure", "--trace", "torch", "--meter", meter, "--out", f"{folder}/run", "--", *program]
         subprocess.run([*joulery_itself, *asked], env=environ, check=True, capture_output=True)
         shown = [*joulery_itself, "report", f"{folder}/run", "--by", "layer", "--json"]
-        said = subprocess.run(shown, env=environ, check=True, capture_output=True, text=True)
-        found: dict[str, Any] = json.loads(said.stdout)
+        shown_output = subprocess.run(shown, env=environ, check=True, capture_output=True, text=True)
+        found: dict[str, Any] = json.loads(shown_output.stdout)
     return found
 
 

@@ -152,8 +152,8 @@ def _burst(checks: Checks, burst: Sequence[Jobs], grids: dict[str, Intensity]) -
         for mine in ("green:theta=0.5", "green-paper:theta=0.5", "green-lean", "green-lean:theta=0.5"):
             found = against(mine, other)
             held = mean(found, "job") <= -0.05 and mean(found, "jct") <= 0.25
-            said = f"{percent(mean(found, 'job'))}, JCT {percent(mean(found, 'jct'))}"
-            checks.add("10", f"day, {mine} against {other}, job CO2e", "<= -5 %, JCT <= +25 %", said, held)
+            result = f"{percent(mean(found, 'job'))}, JCT {percent(mean(found, 'jct'))}"
+            checks.add("10", f"day, {mine} against {other}, job CO2e", "<= -5 %, JCT <= +25 %", result, held)
     _ablations(checks, burst, {"GB": grids["GB"]}, setting)
 
 
@@ -167,16 +167,16 @@ def _ablations(checks: Checks, burst: Sequence[Jobs], grid: dict[str, Intensity]
         found = compare(burst, grid, setting, f"green:{knob}", "green")
         held = mean(found, "co2") >= -0.0005 if what == "no shift" else None
         bar = ">= 0 CO2e" if what == "no shift" else "sign printed"
-        said = f"CO2e {percent(mean(found, 'co2'))}, JCT {percent(mean(found, 'jct'))}"
-        checks.add("11", f"ablation: {what}", bar, said, held)
+        result = f"CO2e {percent(mean(found, 'co2'))}, JCT {percent(mean(found, 'jct'))}"
+        checks.add("11", f"ablation: {what}", bar, result, held)
     slow = Setting(window_s=172_800.0, quantum_s=3600.0)
     found = [
         change(run_scheme("green-paper", slow, jobs, grid["GB"]), run_scheme("green-paper", setting, jobs, grid["GB"]))
         for jobs in burst
     ]
-    said = f"JCT {percent(mean(found, 'jct'))}, CO2e {percent(mean(found, 'co2'))}"
+    result = f"JCT {percent(mean(found, 'jct'))}, CO2e {percent(mean(found, 'co2'))}"
     held = abs(mean(found, "jct")) < 0.10 and abs(mean(found, "co2")) < 0.02
-    checks.add("11", "rounds every 60 min against 30", "JCT < 10 %, CO2e < 2 %", said, held)
+    checks.add("11", "rounds every 60 min against 30", "JCT < 10 %, CO2e < 2 %", result, held)
 
 
 def _month(checks: Checks, number: str, jobs: Jobs, grids: dict[str, Intensity], slack: float) -> None:
@@ -247,8 +247,8 @@ def _bound(checks: Checks, jobs: Jobs, carbon: Intensity, lean: TrainingRun, bas
         pairs = sorted((point.mean_jct_s, point.cluster_kg) for point in curve)
         least = float(np.interp(lean.jct_s.mean(), [x for x, _ in pairs], [y for _, y in pairs]))
         share = (base.cluster_kg - lean.cluster_kg) / (base.cluster_kg - least)
-        said = f"{percent(lean.cluster_kg / least - 1)} above, {share:.0%} of the possible saving"
-        checks.add("bound", f"green-lean, GB, against the bound, {words}", "reported", said)
+        result = f"{percent(lean.cluster_kg / least - 1)} above, {share:.0%} of the possible saving"
+        checks.add("bound", f"green-lean, GB, against the bound, {words}", "reported", result)
 
 
 @dataclass(frozen=True)
@@ -341,8 +341,8 @@ def _loads(checks: Checks, place: Elsewhere) -> None:
             run = run_scheme(name, Setting(), jobs, place.carbon)
             found, sizes = change(run, base), by_size(jobs, run, base)
             words = ", ".join(f"{key} {percent(found[key])}" for key in ("jct", "p99", "co2"))
-            said = f"{words}, worst size {percent(float(np.nanmax(sizes)))}"
-            checks.add("13", f"{place.trace}, {place.grid}, load {load:g}, {name}", "reported", said)
+            result = f"{words}, worst size {percent(float(np.nanmax(sizes)))}"
+            checks.add("13", f"{place.trace}, {place.grid}, load {load:g}, {name}", "reported", result)
 
 
 def _to_end(checks: Checks, span: str, runs: Mapping[str, TrainingRun]) -> None:

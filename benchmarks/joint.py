@@ -42,9 +42,9 @@ class Checks:
     bars: list[tuple[str, bool | None]] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, number: str, what: str, held: bool | None, said: str, **figures: Any) -> None:
+    def add(self, number: str, what: str, held: bool | None, result: str, **figures: Any) -> None:
         """Add one check: its bar, whether it held, and its figures."""
-        self.rows.append([number, what, said])
+        self.rows.append([number, what, result])
         self.bars.append((f"{number}: {what}", held))
         self.figures.setdefault(number, {"held": held}).update(figures)
         if held is False:
@@ -87,7 +87,7 @@ def _gap(plan: ProvisionPlan) -> float:
 
 def _first(checks: Checks) -> ProvisionPlan:
     """Checks 1 and 3: the twelve services with several host watts, locks, dollars."""
-    said = []
+    cases = []
     first: ProvisionPlan | None = None
     for host_w in (0.0, 60.0, 120.0):
         asked = request(host_w=host_w)
@@ -104,8 +104,8 @@ def _first(checks: Checks) -> ProvisionPlan:
                 ),
             ]
         )
-        said.append({"host_w": host_w, "joint_w": _value(plan), "gpus": len(plan.gpus), "gap_ratio": _gap(plan)})
-        said[-1] |= {name: _value(each) for name, each in others.items()}
+        cases.append({"host_w": host_w, "joint_w": _value(plan), "gpus": len(plan.gpus), "gap_ratio": _gap(plan)})
+        cases[-1] |= {name: _value(each) for name, each in others.items()}
         if first is None:
             first = plan
             held = _value(plan) <= 1360 and _gap(plan) <= 0.01 and _value(plan) <= 0.85 * composed
@@ -113,7 +113,7 @@ def _first(checks: Checks) -> ProvisionPlan:
             bar = "I1 at most 1,360 W, gap at most 1 %, at most 0.85 of one after the other"
             against = _value(plan) / composed
             checks.add("1", bar, held, text, power_w=_value(plan), gap_ratio=_gap(plan), against=against)
-    checks.figures["1"]["host_watts"] = said
+    checks.figures["1"]["host_watts"] = cases
     assert first is not None
     best = {knob: _value(plan_joint(locked(request(), [knob]))) for knob in KNOBS if knob != "variant"}
     held = all(_value(first) <= each * (1 + 1e-9) for each in best.values())
@@ -214,14 +214,14 @@ def _speed(checks: Checks) -> None:
 def _limits(checks: Checks) -> None:
     from joulery.domain.errors import InfeasibleError
 
-    said = []
+    errors = []
     for asked in (replace(request(levels=2), fleet=(fleet(2, available=5),)), replace(request(), power_cap_w=900.0)):
         try:
             plan_joint(asked)
         except InfeasibleError as error:
-            said.append(f"exit {error.exit_code}, {error.binding}, nearest plan has {error.nearest['gpus']} GPUs")
+            errors.append(f"exit {error.exit_code}, {error.binding}, nearest plan has {error.nearest['gpus']} GPUs")
     bar = "pool or power cap too small: exit 3, the binding row, the nearest plan"
-    checks.add("12", bar, len(said) == 2, "; ".join(said))
+    checks.add("12", bar, len(errors) == 2, "; ".join(errors))
 
 
 def _mixed(checks: Checks) -> None:

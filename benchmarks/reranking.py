@@ -68,8 +68,8 @@ def _in_order(lengths: Lengths) -> float:
     """Share of pairs of different length that the predictions rank right, a tie counting half; of 20,000 drawn."""
     first, second = np.random.default_rng(0).integers(0, len(lengths.tokens), (2, 20_000))
     true = np.sign(lengths.tokens[first] - lengths.tokens[second])
-    said = np.sign(lengths.predicted[first] - lengths.predicted[second])
-    return float(np.mean(((true * said)[true != 0] + 1) / 2))
+    predicted_order = np.sign(lengths.predicted[first] - lengths.predicted[second])
+    return float(np.mean(((true * predicted_order)[true != 0] + 1) / 2))
 
 
 def _setting(lengths: Lengths, cv: float) -> OrderingSetting:

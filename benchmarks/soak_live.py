@@ -86,10 +86,10 @@ async def _load(port: int, folder: Path) -> dict[str, int]:
     line += ["--closed", "--no-binary", "--connections", str(CONNECTIONS), "--duration-s", str(ROUND_S)]
     line += ["--inputs", str(inputs), "--out", str(folder / "outcomes.parquet")]
     process = await asyncio.create_subprocess_exec(*line, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
-    said, _ = await process.communicate()
+    output, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"the load generator ended with {process.returncode}")
-    return dict(json.loads(said))
+    return dict(json.loads(output))
 
 
 def memory(service: Service) -> Counter[str]:

@@ -243,8 +243,10 @@ def answer(file: Path, count: int) -> None:
 
         def ask(prompt: str) -> None:
             messages = [{"role": "user", "content": prompt}]
-            said = server.handle_chat_completions({"messages": messages, "max_tokens": MOST_TOKENS, "temperature": 0})
-            out.write(json.dumps({"prompt": prompt, "tokens": said["usage"]["completion_tokens"]}) + "\n")
+            completion = server.handle_chat_completions(
+                {"messages": messages, "max_tokens": MOST_TOKENS, "temperature": 0}
+            )
+            out.write(json.dumps({"prompt": prompt, "tokens": completion["usage"]["completion_tokens"]}) + "\n")
             out.flush()
 
         list(pool.map(ask, [prompt for prompt in prompts(count) if prompt not in known]))

@@ -159,10 +159,10 @@ class CpuGroups:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            self._step_aside(control)
+            self._move_to_leaf(control)
         self._prepared = True
 
-    def _step_aside(self, control: Path) -> None:
+    def _move_to_leaf(self, control: Path) -> None:
         """Move this process into a leaf group and try again; move it back if the kernel still refuses."""
         leaf = self.base / f"joulery-{self._pid}-engine"
         self._files.make(leaf)

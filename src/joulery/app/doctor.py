@@ -139,11 +139,11 @@ def _watts(meter: Meter) -> str:
     before, start_s = meter.read(), time.monotonic()
     time.sleep(LOOK_S)
     after, seconds = meter.read(), time.monotonic() - start_s
-    said = []
+    readings = []
     for channel, first, last in zip(meter.channels, before, after, strict=True):
         watts = (last - first) / seconds if channel.kind is ReadingKind.COUNTER else last
-        said.append(f"{channel.device} {channel.component} {watts:.3g} W now")
-    return ", ".join(said)
+        readings.append(f"{channel.device} {channel.component} {watts:.3g} W now")
+    return ", ".join(readings)
 
 
 def sampler() -> Check:

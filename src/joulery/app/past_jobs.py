@@ -295,24 +295,24 @@ def _carbon(flags: Mapping[str, str], jobs: Sequence[PastJob]) -> CarbonSeries |
 def _notes(
     left_out: Mapping[str, int], total: PastUse, power: HeldPower, carbon: CarbonSeries | None
 ) -> tuple[str, ...]:
-    said = []
+    notes = []
     if total.measured_j < total.energy_j:
-        said.append(
+        notes.append(
             f"modelled: elapsed time x {power.gpu_w:g} W a GPU, {power.cpu_w:g} W a core, {power.node_w:g} W a node, "
             "as stated"
         )
     if total.measured_j > 0:
-        said.append(
+        notes.append(
             "measured by Slurm: all that its sensor sees of a job's nodes, other jobs there included; with rapl no GPUs"
         )
     if left_out:
-        said.append("left out: " + ", ".join(f"{count} x {why}" for why, count in left_out.items()))
+        notes.append("left out: " + ", ".join(f"{count} x {why}" for why, count in left_out.items()))
     if carbon is None:
-        said.append("no grams: name a source of intensity with --zone or --carbon")
+        notes.append("no grams: name a source of intensity with --zone or --carbon")
     elif total.carbon_covered_j < total.energy_j:
         share = total.carbon_covered_j / total.energy_j if total.energy_j else 0.0
-        said.append(f"grams cover {share:.1%} of the joules: the intensity of the rest is unknown")
-    return tuple(said)
+        notes.append(f"grams cover {share:.1%} of the joules: the intensity of the rest is unknown")
+    return tuple(notes)
 
 
 def _row(use: PastUse) -> dict[str, Any]:

@@ -103,8 +103,8 @@ def last_round(folder: Path) -> dict[str, Any]:
 def _mode_of(manifest: Path) -> str:
     """Mode of a scheduler's run; empty where its manifest has none."""
     with suppress(OSError, ValueError):
-        said = orjson.loads(manifest.read_bytes())
-        return str(said.get("mode") or "") if isinstance(said, dict) else ""
+        document = orjson.loads(manifest.read_bytes())
+        return str(document.get("mode") or "") if isinstance(document, dict) else ""
     return ""
 
 

@@ -28,7 +28,7 @@ FillText = Annotated[str, Field(max_length=40), AfterValidator(_fill_rule)]
 """``error``, ``gap``, ``previous:3h`` or ``linear:3h``; for kind uk also ``forecast``."""
 
 
-def _written_like(pattern: str, says: str, example: str) -> AfterValidator:
+def _matching(pattern: str, says: str, example: str) -> AfterValidator:
     """Text that matches ``pattern``, or an error with an example."""
 
     def check(value: str) -> str:
@@ -40,15 +40,15 @@ def _written_like(pattern: str, says: str, example: str) -> AfterValidator:
 
 
 Variable = Annotated[
-    str, _written_like(r"[A-Za-z_]\w*", "is not the name of an environment variable", "such as ELECTRICITYMAPS_TOKEN")
+    str, _matching(r"[A-Za-z_]\w*", "is not the name of an environment variable", "such as ELECTRICITYMAPS_TOKEN")
 ]
 """Name of an environment variable."""
 Url = Annotated[
     str,
-    _written_like(r"https?://[^\s/?#]+(/[^\s?#]*)?", "is not a base URL", "such as https://proxy.example.org/carbon"),
+    _matching(r"https?://[^\s/?#]+(/[^\s?#]*)?", "is not a base URL", "such as https://proxy.example.org/carbon"),
 ]
 """Base URL of a service."""
-Day = Annotated[str, _written_like(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "is not a day", "YYYY-MM-DD, such as 2020-06-10")]
+Day = Annotated[str, _matching(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", "is not a day", "YYYY-MM-DD, such as 2020-06-10")]
 """A UTC day."""
 
 
@@ -265,9 +265,9 @@ def _from_file(file: str, given: dict[str, str]) -> CarbonConfig:
     except PydanticCustomError as error:
         if not Path(file).is_file():
             if _INTENDED_INTENSITY.fullmatch(file):
-                said = error.context or {}
+                context = error.context or {}
                 raise ConfigError(
-                    f"--carbon {said['message']}", got=file, expected=said["expected"], hint=said["hint"]
+                    f"--carbon {context['message']}", got=file, expected=context["expected"], hint=context["hint"]
                 ) from None
             raise ConfigError("--carbon no such file", got=file, hint="check the path") from None
         return _validated({"kind": "file", "path": Path(file), **given})

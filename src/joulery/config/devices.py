@@ -36,7 +36,7 @@ class GpuDeviceConfig(Section):
     """With mode mps: the ways to share it, such as [[100 %], [60 %, 40 %]]; one process or two halves when left out."""
 
     @model_validator(mode="after")
-    def _cut_as_the_mode_says(self) -> GpuDeviceConfig:
+    def _check_partition_of_mode(self) -> GpuDeviceConfig:
         if self.mig_partitions is not None and self.mode != "mig":
             raise problem(f"needs mode mig, the mode is {self.mode}", at=("mig_partitions",))
         if self.shares is not None and self.mode != "mps":
@@ -97,7 +97,7 @@ class ClockConfig(Section):
     """Services whose SLOs the governor keeps; when left out, every service and language model on the device."""
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> ClockConfig:
+    def _check_consistency(self) -> ClockConfig:
         if self.governor == "fixed" and self.clock_mhz is None:
             raise problem("is needed with governor fixed", at=("clock",))
         if self.clock_mhz is not None and self.governor not in ("fixed", "busy-idle"):
@@ -158,6 +158,6 @@ class PowerLimitConfig(Section):
     """Services that are measured and whose SLOs are kept; when left out, every one on the device."""
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> PowerLimitConfig:
+    def _check_consistency(self) -> PowerLimitConfig:
         check_limit_times(self.period_s, self.trial_s, self.review_s, self.lease_s)
         return self

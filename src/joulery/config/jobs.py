@@ -110,7 +110,7 @@ class PowerLimitsConfig(Section):
     """Time that a limit stays set after its last renewal."""
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> PowerLimitsConfig:
+    def _check_consistency(self) -> PowerLimitsConfig:
         check_limit_times(self.period_s, self.trial_s, self.review_s, self.lease_s)
         return self
 

@@ -113,7 +113,7 @@ class LanguageSloConfig(Section):
     """Mean time of a whole answer, such as 20 s."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> LanguageSloConfig:
+    def _check_not_empty(self) -> LanguageSloConfig:
         if self.ttft is None and self.itl is None and self.answer_s is None:
             raise problem("an SLO of a language model needs a bound", expected="ttft, itl or answer")
         return self
@@ -222,7 +222,7 @@ class ObjectiveWeights(Section):
     """Dollars a dollar of rent: 1, or 0 to leave the rent out."""
 
     @model_validator(mode="after")
-    def _something_weighs(self) -> ObjectiveWeights:
+    def _check_weights(self) -> ObjectiveWeights:
         if not (self.energy or self.carbon or self.cost):
             raise problem(
                 "weighs nothing, so every plan would be as good as any other",

@@ -139,7 +139,7 @@ class RayEngine(Section):
         return self
 
     @model_validator(mode="after")
-    def _the_head_stays_awake(self) -> RayEngine:
+    def _check_head_awake(self) -> RayEngine:
         head = self.address.removeprefix("ray://").rpartition(":")[0]
         for index, node in enumerate(self.nodes):
             if node.sleep is not None and node.address == head:
@@ -147,7 +147,7 @@ class RayEngine(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_cluster_has_a_dashboard(self) -> RayEngine:
+    def _check_dashboard(self) -> RayEngine:
         if self.address != "local" and self.dashboard is None:
             raise problem("a cluster elsewhere needs the URL of its dashboard", at=("dashboard",))
         return self

@@ -165,7 +165,7 @@ class _Conversation:
                 except RequestError as error:
                     if self._begun or index == len(llms) - 1 or error.outcome not in _ELSEWHERE:
                         raise
-                    self._go_elsewhere(llm, error)
+                    self._try_next_model(llm, error)
             self._record(Outcome.OK)
         except RequestError as error:
             await self._fail(error)
@@ -180,7 +180,7 @@ class _Conversation:
             if self._exchange is not None:
                 self._exchange.end()
 
-    def _go_elsewhere(self, llm: LLMService, error: RequestError) -> None:
+    def _try_next_model(self, llm: LLMService, error: RequestError) -> None:
         """Prepare for another model of the family: record this one's cost, and report its failure to the family."""
         if self._family is not None and error.outcome is not Outcome.OVERLOADED:
             self._family.failed(llm.name)
@@ -194,9 +194,9 @@ class _Conversation:
         if request.stream:
             await self._stream(self._job, request)
         else:
-            await self._whole(self._job)
+            await self._send_whole(self._job)
 
-    async def _whole(self, job: GenerationTask) -> None:
+    async def _send_whole(self, job: GenerationTask) -> None:
         answer: GenerationEvent | None = None
         async with aclosing(job.events()) as events:
             async for event in events:

@@ -120,7 +120,7 @@ class SpeculativeQueue:
 
     def first(self, now_s: float) -> int | None:
         """The request that :meth:`pop` would take; None when nothing waits."""
-        self._mature(now_s)
+        self._promote_aged(now_s)
         heads = [heap[0] for heap in (self._surface(self._young), self._surface(self._aged)) if heap]
         return min(heads, key=lambda entry: self._present_key(entry, now_s))[2] if heads else None
 
@@ -139,7 +139,7 @@ class SpeculativeQueue:
             heapq.heappop(heap)
         return heap
 
-    def _mature(self, now_s: float) -> None:
+    def _promote_aged(self, now_s: float) -> None:
         while self._due and now_s - self._due[0][0] > self.aging.grace_s:
             arrival_s, number, predicted_s, ticket = heapq.heappop(self._due)
             if ticket in self._live:

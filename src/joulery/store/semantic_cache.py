@@ -36,7 +36,7 @@ class _Shelf:
     row_of: dict[str, int] = field(default_factory=dict)
 
 
-def _empty_shelf(dimensions: int) -> _Shelf:
+def _empty_vectors(dimensions: int) -> _Shelf:
     few = min(dimensions, _HEAD)
     rows = np.zeros((0, dimensions), np.float32)
     return _Shelf(rows, rows[:, :few].copy(), np.zeros(0, np.float32))
@@ -94,7 +94,7 @@ class SemanticCache:
         if not (tokens >= 0 and np.isfinite(tokens)):
             raise DataError(f"an answer has {tokens} tokens, expected 0 or more")
         vector = _unit(embedding)
-        shelf = self._shelves.setdefault(model, _empty_shelf(len(vector)))
+        shelf = self._shelves.setdefault(model, _empty_vectors(len(vector)))
         if shelf.vectors.shape[1] != len(vector):
             raise DataError(f"embeddings of {model} have {shelf.vectors.shape[1]} dimensions, got {len(vector)}")
         key = prompt.casefold()

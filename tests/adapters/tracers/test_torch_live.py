@@ -544,7 +544,7 @@ def test_an_evaluation_within_the_training_ends_a_cycle_and_counts_apart(recorde
 
     recorder = TorchRecorder(tmp_path, skip=0, warmup=0, active=2, repeat=0)
     recorder.install()
-    recorder._know_optimizer(optimizer)
+    recorder._register_optimizer(optimizer)
     action()
     recorder.finish()
     counts = TorchTracer().step_counts(str(tmp_path))

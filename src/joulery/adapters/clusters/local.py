@@ -130,7 +130,7 @@ class LocalBackend:
         with self._book.locked():
             for number in self._book.ids():
                 if (job := self._over.get(number)) is None:
-                    job = self._look_past_damage(number)
+                    job = self._state_unless_damaged(number)
                 if not job.state.over or now_s - self._ended_s(number) < _KEPT_S:
                     jobs.append(job)
         return ClusterSnapshot(len(self._slots), tuple(jobs), self_starting=False)
@@ -206,7 +206,7 @@ class LocalBackend:
         """Reap ended children; jobs continue."""
         self._reap()
 
-    def _look_past_damage(self, number: int) -> ClusterJob:
+    def _state_unless_damaged(self, number: int) -> ClusterJob:
         """The current state of a job; a job with damaged documents is exempt, and does not stop other jobs."""
         try:
             return self._look(number)

@@ -264,7 +264,7 @@ class SlurmBackend:
         done = self._run(command("cancel", job=record.address))
         if done.code != 0:
             raise_if_away(done)
-            raise ActuationError(f"job {record.id} cannot make room for job {number}: {done.said}")
+            raise ActuationError(f"job {record.id} cannot make room for job {number}: {done.message}")
         return f"as job {number}, because: {refused}"
 
     def _order(self, jobs: Sequence[int]) -> str:
@@ -280,7 +280,7 @@ class SlurmBackend:
             if done.code != 0:  # for some of them; the others have it
                 raise_if_away(done)
                 left_out += min(len(group), max(1, len(done.err.splitlines())))
-                refused.append(f"job {names}: {done.said}" if len(group) == 1 else done.said)
+                refused.append(f"job {names}: {done.message}" if len(group) == 1 else done.message)
         return f"{len(jobs) - left_out} ranked" + (f"; refused: {'; '.join(refused)}" if refused else "")
 
     def _mark(self, records: Sequence[SlurmRecord], *, held: bool) -> None:
@@ -306,7 +306,9 @@ class SlurmBackend:
     def _no_operator(self, done: Done) -> CapabilityError:
         """Schedule only this user's own jobs from now on; the returned error has no grant, so it causes no pause."""
         self._operator = False
-        text = f"only an operator may change jobs of others, so only those of {self._user()} are scheduled: {done.said}"
+        text = (
+            f"only an operator may change jobs of others, so only those of {self._user()} are scheduled: {done.message}"
+        )
         return CapabilityError(text, resource="scontrol", hint=GRANT)
 
     def _change(self, name: str, **values: str) -> None:
@@ -340,7 +342,7 @@ class SlurmBackend:
                 return parse_jobs(done.out)
             raise_if_away(done)
             if self._json:  # it can, and could not just now
-                raise CapabilityError(f"squeue failed: {done.said}", resource="squeue")
+                raise CapabilityError(f"squeue failed: {done.message}", resource="squeue")
             self._json = False
         columns = ",".join(f"{name}:{width}" for name, width in COLUMNS)
         text = command("jobs as text", columns=columns)
@@ -349,7 +351,7 @@ class SlurmBackend:
             raise_if_away(done)
             if job is not None and "Invalid job id" in done.err:
                 return ()
-            raise CapabilityError(f"squeue failed: {done.said}", resource="squeue")
+            raise CapabilityError(f"squeue failed: {done.message}", resource="squeue")
         return parse_table(done.out)
 
     def _priorities(self) -> dict[int, float] | None:
@@ -384,7 +386,7 @@ class SlurmBackend:
         done = self._run(words)
         if done.code != 0:
             raise_if_away(done)
-            raise CapabilityError(f"sinfo failed: {done.said}", resource="sinfo")
+            raise CapabilityError(f"sinfo failed: {done.message}", resource="sinfo")
         nodes, self._tiers = parse_nodes(done.out), parse_tiers(done.out)
         if self._tracks_memory is None:
             self._tracks_memory = _TRACKS_MEMORY.search(self._run(command("configuration")).out) is not None

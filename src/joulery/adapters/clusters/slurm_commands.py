@@ -58,7 +58,7 @@ class Done:
     err: str
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The output, in one line."""
         return " ".join((self.err or self.out).split())[:300] or f"exit code {self.code}"
 
@@ -134,11 +134,11 @@ def raise_unless_done(done: Done, words: Sequence[str]) -> None:
     raise_if_away(done)
     if done.denied:
         raise CapabilityError(
-            f"Slurm does not let this user change jobs of others: {done.said}", resource="scontrol", grant=GRANT
+            f"Slurm does not let this user change jobs of others: {done.message}", resource="scontrol", grant=GRANT
         )
     if done.code != 0:
         kind = JobOverError if any(text in done.err for text in _OVER) else ActuationError
-        raise kind(f"{' '.join(words)}: {done.said}")
+        raise kind(f"{' '.join(words)}: {done.message}")
 
 
 def raise_if_away(done: Done) -> None:
@@ -149,7 +149,7 @@ def raise_if_away(done: Done) -> None:
     """
     if done.away:
         raise CapabilityError(
-            f"the Slurm controller does not answer: {done.said}", resource="slurmctld", hint="try: scontrol ping"
+            f"the Slurm controller does not answer: {done.message}", resource="slurmctld", hint="try: scontrol ping"
         )
 
 

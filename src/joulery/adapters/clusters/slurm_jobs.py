@@ -13,7 +13,7 @@ from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.cluster import ClusterJob, JobRun, JobState
 
 _PART = r"(?:(?:min|max)=\d+|by=[0-9T:.+Z-]+)"
-_SAID = re.compile(rf"\bjoulery:({_PART}(?:,{_PART})*)")
+_SETTINGS = re.compile(rf"\bjoulery:({_PART}(?:,{_PART})*)")
 _FAILED = {"FAILED", "F", "TIMEOUT", "TO", "NODE_FAIL", "NF", "OUT_OF_MEMORY", "OOM", "BOOT_FAIL", "BF", "DEADLINE",
            "DL", "PREEMPTED", "PR", "LAUNCH_FAILED", "RECONFIG_FAIL"}  # fmt: skip
 _NOT_DUE = ("Dependency", "BeginTime", "DependencyNeverSatisfied")
@@ -139,10 +139,10 @@ def as_one(components: Sequence[ClusterJob]) -> ClusterJob:
 
 def owner_range(comment: str, gpus: int) -> tuple[int, int]:
     """The range that ``joulery:min=1,max=4`` in a comment allows; just ``gpus`` where it states no valid range."""
-    said = _said(comment)
-    if "min" not in said and "max" not in said:
+    settings = _settings(comment)
+    if "min" not in settings and "max" not in settings:
         return gpus, gpus
-    low, high = int(said.get("min", 1)), int(said.get("max", gpus))
+    low, high = int(settings.get("min", 1)), int(settings.get("max", gpus))
     return (low, high) if 1 <= low <= high else (gpus, gpus)
 
 
@@ -152,14 +152,14 @@ def owner_deadline_s(comment: str) -> float:
     Without a zone it is the scheduler's local time, as with Slurm's own times.
     """
     try:
-        return datetime.fromisoformat(_said(comment)["by"]).timestamp()
+        return datetime.fromisoformat(_settings(comment)["by"]).timestamp()
     except (KeyError, ValueError):
         return math.inf
 
 
-def _said(comment: str) -> dict[str, str]:
+def _settings(comment: str) -> dict[str, str]:
     """The owner's settings for joulery, by name."""
-    match = _SAID.search(comment)
+    match = _SETTINGS.search(comment)
     parts = (part.partition("=") for part in match[1].split(",")) if match else ()
     return {name: value for name, _, value in parts}
 

@@ -36,7 +36,7 @@ def node_placements(
     owners = {pid: owner for pid, read in environments.items() if (owner := _job(proc / str(pid), read))}
     for pid, job in owners.items():
         variables = environments[pid]
-        if not _ours(variables, node, cluster):
+        if not _belongs_here(variables, node, cluster):
             continue
         if variables.get("SLURM_JOB_ID") == str(job):
             variables_of.setdefault(job, variables)
@@ -65,7 +65,7 @@ def node_placements(
 def job_of(pid: int, proc: Path = Path("/proc"), cluster: str = "") -> int:
     """The job of a living process; 0 where it has none, or one of another cluster than ``cluster``."""
     variables = _environment(proc / str(pid))
-    return _job(proc / str(pid), variables) if _ours(variables, "", cluster) else 0
+    return _job(proc / str(pid), variables) if _belongs_here(variables, "", cluster) else 0
 
 
 def _hosts(variables: Mapping[str, str], nodes: str) -> tuple[tuple[str, ...], str]:
@@ -74,7 +74,7 @@ def _hosts(variables: Mapping[str, str], nodes: str) -> tuple[tuple[str, ...], s
     return (hosts, host) if nodes != "1" and str(len(hosts)) == nodes and host in hosts else ((), "")
 
 
-def _ours(variables: Mapping[str, str], node: str, cluster: str) -> bool:
+def _belongs_here(variables: Mapping[str, str], node: str, cluster: str) -> bool:
     """Whether a process belongs to this node and cluster; a process that states neither does."""
     named = variables.get("SLURM_CLUSTER_NAME", cluster)
     return (not node or variables.get("SLURMD_NODENAME", node) == node) and (

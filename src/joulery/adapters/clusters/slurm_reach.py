@@ -101,7 +101,7 @@ class Reach:
         pool = next((self._pool_by_node[name] for name in job.nodes if name in self._up), None)
         if pool is None and job.nodes:
             return replace(job, pool=_ELSEWHERE)
-        each = [self._suited(record) for record in records]
+        each = [self._suitable_nodes(record) for record in records]
         names = frozenset().union(*each)
         if not all(each) and not job.exempt and job.state is JobState.WAITING:
             return replace(job, exempt="no node has its partition, GPU type and features")
@@ -109,10 +109,10 @@ class Reach:
             pool = next((self._pool_by_node[name] for name in sorted(names)), "")
         open_names = frozenset().union(*map(self._open, records, each))
         if len(records) == 1 and records[0].whole_nodes:
-            job = self._whole(job, records[0], names)
+            job = self._whole_nodes(job, records[0], names)
         return replace(job, pool=pool, runs_on=None if open_names >= self._pools.get(pool, open_names) else open_names)
 
-    def _whole(self, job: ClusterJob, record: SlurmRecord, names: frozenset[str]) -> ClusterJob:
+    def _whole_nodes(self, job: ClusterJob, record: SlurmRecord, names: frozenset[str]) -> ClusterJob:
         """Give a job that shares its nodes with no other all GPUs and CPUs of these nodes."""
         nodes = [self._nodes[name] for name in job.nodes or names if name in self._nodes]
         if not nodes:
@@ -142,7 +142,7 @@ class Reach:
         barred = (one.nodes for one in self._reservations if one.bars(self._now_s, end_s))
         return names - frozenset(excluded).union(*barred)
 
-    def _suited(self, record: SlurmRecord) -> frozenset[str]:
+    def _suitable_nodes(self, record: SlurmRecord) -> frozenset[str]:
         request = request_of(record)
         if request not in self._names:
             self._names[request] = frozenset(name for name, node in self._nodes.items() if node.suits(record))

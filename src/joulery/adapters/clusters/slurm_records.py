@@ -304,8 +304,8 @@ def _record(job: Mapping[str, Any]) -> SlurmRecord:
 
 def _sharing(job: Mapping[str, Any]) -> set[str]:
     """A job's node-sharing words: one word in 22.05, a list in newer versions; empty where it shares its nodes."""
-    said = job.get("shared")
-    return set(said) if isinstance(said, list) else {said} if isinstance(said, str) else set()
+    value = job.get("shared")
+    return set(value) if isinstance(value, list) else {value} if isinstance(value, str) else set()
 
 
 def _is_particular(job: Mapping[str, Any], state: str) -> bool:
@@ -328,13 +328,13 @@ def _tasks(job: Mapping[str, Any]) -> str:
 def _output(job: Mapping[str, Any]) -> str:
     """The output file of a batch job: the requested one, or Slurm's default; empty where unknown."""
     number, folder = str(int(job["job_id"])), _text(job.get("current_working_directory"))
-    said = _text(job.get("standard_output")) or (f"{folder}/slurm-%j.out" if folder else "")
+    path = _text(job.get("standard_output")) or (f"{folder}/slurm-%j.out" if folder else "")
     letters = {"j": number, "A": number, "x": _text(job.get("name")), "u": _text(job.get("user_name"))}
     for letter, value in letters.items():
-        said = said.replace(f"%{letter}", value)
-    if said and folder and not said.startswith("/"):  # 26.05 writes it as it was asked for
-        said = f"{folder}/{said}"
-    return "" if "%" in said else said
+        path = path.replace(f"%{letter}", value)
+    if path and folder and not path.startswith("/"):  # 26.05 writes it as it was asked for
+        path = f"{folder}/{path}"
+    return "" if "%" in path else path
 
 
 def _nodes(job: Mapping[str, Any], state: str) -> int:
@@ -427,8 +427,8 @@ def has_reason(comment: str) -> bool:
 
 def with_reason(comment: str, text: str) -> str:
     """The comment followed by the reason why the job waits: ``… [joulery: rank 2 of 5: …]``."""
-    said = text.replace("[", "(").replace("]", ")")[:_MOST_CHARACTERS].rstrip()
-    return f"{_REASON.sub('', comment).rstrip()} [joulery: {said}]".lstrip()
+    reason = text.replace("[", "(").replace("]", ")")[:_MOST_CHARACTERS].rstrip()
+    return f"{_REASON.sub('', comment).rstrip()} [joulery: {reason}]".lstrip()
 
 
 def component(record: SlurmRecord) -> str:

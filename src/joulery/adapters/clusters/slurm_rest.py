@@ -112,9 +112,9 @@ class SlurmRest:
                 grant="export $(scontrol token lifespan=86400)",
             )
         if answer.status_code != 200:
-            said = " ".join(answer.text.split())[:200]
+            message = " ".join(answer.text.split())[:200]
             raise CapabilityError(
-                f"slurmrestd answered {path} with HTTP {answer.status_code}: {said}", resource="slurmrestd"
+                f"slurmrestd answered {path} with HTTP {answer.status_code}: {message}", resource="slurmrestd"
             )
         return answer.text
 
@@ -156,8 +156,8 @@ def newest_version(openapi: str) -> str:
     offered = sorted({tuple(map(int, match.groups())) for path in paths if (match := _VERSION.fullmatch(path))})
     known = [version for version in offered if _OLDEST <= version <= _NEWEST]
     if not known:
-        said = ", ".join("v" + ".".join(map(str, version)) for version in offered) or "no interface of Slurm"
-        raise DataError(f"slurmrestd offers {said}; v0.0.38 to v0.0.45 are known here")
+        versions = ", ".join("v" + ".".join(map(str, version)) for version in offered) or "no interface of Slurm"
+        raise DataError(f"slurmrestd offers {versions}; v0.0.38 to v0.0.45 are known here")
     return "v" + ".".join(map(str, known[-1]))
 
 

@@ -70,11 +70,11 @@ def resubmit(run: Runner, record: SlurmRecord, flags: Sequence[str]) -> int:
         script = Path(folder) / "script"
         written = run(command("script", job=record.address, file=script))
         if written.code != 0 or not script.exists():
-            raise ActuationError(f"the script of job {record.id} cannot be read: {written.said}")
+            raise ActuationError(f"the script of job {record.id} cannot be read: {written.message}")
         done = run(command("submit again", flags, file=script))
     number = done.out.strip().partition(";")[0]
     if done.code != 0 or not number.isdecimal():
-        raise ActuationError(f"job {record.id} cannot be submitted anew: {done.said}")
+        raise ActuationError(f"job {record.id} cannot be submitted anew: {done.message}")
     return int(number)
 
 

@@ -46,7 +46,7 @@ def slurm_rights(run: Runner, partitions: Sequence[str] = ()) -> tuple[SlurmRigh
     job = done.out.strip().partition(";")[0]
     if done.code != 0 or not job.isdecimal():
         raise CapabilityError(
-            f"no job can be submitted to test rights with: {done.said}",
+            f"no job can be submitted to test rights with: {done.message}",
             resource="sbatch",
             hint="test as a user with an account that may submit to a partition with GPUs",
         )
@@ -58,18 +58,18 @@ def slurm_rights(run: Runner, partitions: Sequence[str] = ()) -> tuple[SlurmRigh
 
 def _tested(run: Runner, job: str) -> Iterator[SlurmRight]:
     hold = _first_refusal(run(command("release", job=job)), run(command("hold", job=job)))
-    yield SlurmRight("hold and release own jobs", hold is None, "works" if hold is None else hold.said)
+    yield SlurmRight("hold and release own jobs", hold is None, "works" if hold is None else hold.message)
     comment = _first_refusal(
         run(command("mark by comment", job=job, text="joulery:held")), run(command("mark by comment", job=job, text=""))
     )
-    yield SlurmRight("write Comment", comment is None, "works" if comment is None else comment.said)
+    yield SlurmRight("write Comment", comment is None, "works" if comment is None else comment.message)
     rank = _first_refusal(
         run(command("rank", jobs=job, points="1000")), run(command("rank", jobs=job, points="0"))
     )  # fmt: skip
     yield SlurmRight(
         "change jobs of all users (SiteFactor)",
         rank is None,
-        "works: this user is an operator" if rank is None else f"only jobs of this user are scheduled ({rank.said})",
+        "works: this user is an operator" if rank is None else f"only jobs of this user are scheduled ({rank.message})",
         "" if rank is None else GRANT,
     )
     admin = _first_refusal(run(command("mark", job=job, text="green:held")), run(command("mark", job=job, text="")))
@@ -79,8 +79,8 @@ def _tested(run: Runner, job: str) -> Iterator[SlurmRight]:
     resize = _first_refusal(
         run(command("resize", (), **shape)), run(command("resize", (), **{**shape, "tasks": "1", "gpus": "gres:gpu:1"}))
     )
-    said = "works" if resize is None else f"{resize.said}: where no node has two GPUs, jobs keep one"
-    yield SlurmRight("resize waiting jobs", resize is None, said)
+    message = "works" if resize is None else f"{resize.message}: where no node has two GPUs, jobs keep one"
+    yield SlurmRight("resize waiting jobs", resize is None, message)
 
 
 def _first_refusal(*done: Done) -> Done | None:

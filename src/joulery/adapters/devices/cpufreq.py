@@ -267,7 +267,7 @@ class CpufreqClock:
         try:
             return look()
         except OSError as error:
-            raise self._refused(error) or _gone(error) from error
+            raise self._refused(error) or _unreadable(error) from error
 
     def _refused(self, error: Exception) -> JouleryError | None:
         code = getattr(error, "errno", None)
@@ -283,7 +283,7 @@ def _rank(path: str) -> tuple[int, str]:
     return (order.index(name) if name in order else len(order), path)
 
 
-def _gone(error: OSError) -> CapabilityError:
+def _unreadable(error: OSError) -> CapabilityError:
     return CapabilityError(
         f"the CPU clock cannot be read: {error.strerror or error}", resource=str(error.filename or ROOT)
     )

@@ -88,9 +88,9 @@ class SmiMig:
         Raises:
             Blocked: The mode changes only after a reset.
         """
-        said = self._run("-mig", str(int(on)))
-        if "pending" in said:
-            raise Blocked(f"MIG mode of {self.board.device} changes after a reset only: {said.splitlines()[0]}")
+        output = self._run("-mig", str(int(on)))
+        if "pending" in output:
+            raise Blocked(f"MIG mode of {self.board.device} changes after a reset only: {output.splitlines()[0]}")
 
     def profiles(self) -> tuple[MigProfile, ...]:
         """The profiles of the board, largest first; in MIG mode with the places that the program lists."""
@@ -125,10 +125,10 @@ class SmiMig:
     def create(self, instance: GpuInstance) -> None:
         """Create a GPU instance at its place, with its compute instances."""
         place = instance.place
-        said = self._run("mig", "-cgi", f"{self._profile_ids()[place.profile]}:{place.start}")
-        made = re.search(r"created GPU instance ID\s+(\d+)", said)
+        output = self._run("mig", "-cgi", f"{self._profile_ids()[place.profile]}:{place.start}")
+        made = re.search(r"created GPU instance ID\s+(\d+)", output)
         if made is None:
-            raise SmiRefused(f"{PROGRAM} did not name the instance that it made: {said!r}")
+            raise SmiRefused(f"{PROGRAM} did not name the instance that it made: {output!r}")
         for slices in instance.compute:
             self._run("mig", "-gi", made[1], "-cci", str(_COMPUTE_IDS[slices]))
 
@@ -167,9 +167,9 @@ class SmiMig:
             SmiRefused: The program failed, or took too long.
         """
         head = arguments[:1] if arguments[0] == "mig" else ()
-        status, said = self.run([*self.command, *head, "-i", self._index, *arguments[len(head) :]])
+        status, output = self.run([*self.command, *head, "-i", self._index, *arguments[len(head) :]])
         if status == 0:
-            return said
-        if "password is required" in said or "Insufficient Permissions" in said:
-            raise SmiDenied(said)
-        raise SmiRefused(said or f"{PROGRAM} ended with status {status}")
+            return output
+        if "password is required" in output or "Insufficient Permissions" in output:
+            raise SmiDenied(output)
+        raise SmiRefused(output or f"{PROGRAM} ended with status {status}")

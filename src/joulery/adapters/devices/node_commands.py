@@ -73,7 +73,7 @@ class NodeCommands:
         return DeviceChange(before, SleepSetting(asleep), time.monotonic() - begin_s, " ".join(words))
 
     def _run(self, words: Sequence[str], fault: str) -> None:
-        said = f"{self.device} {fault}: {' '.join(words)}"
+        failure = f"{self.device} {fault}: {' '.join(words)}"
         try:
             done = subprocess.run(
                 words,
@@ -85,11 +85,11 @@ class NodeCommands:
                 check=False,
             )
         except FileNotFoundError as error:
-            raise CapabilityError(f"{said}: no such program", resource=words[0]) from error
+            raise CapabilityError(f"{failure}: no such program", resource=words[0]) from error
         except OSError as error:
-            raise CapabilityError(f"{said}: {error.strerror}", resource=words[0]) from error
+            raise CapabilityError(f"{failure}: {error.strerror}", resource=words[0]) from error
         except subprocess.TimeoutExpired as error:
-            raise ActuationError(f"{said}: no end within {self._timeout_s:g} s") from error
+            raise ActuationError(f"{failure}: no end within {self._timeout_s:g} s") from error
         if done.returncode:
             printed = (done.stderr or done.stdout).strip()[-_SHOWN:] or "nothing printed"
-            raise ActuationError(f"{said}: exit status {done.returncode}: {printed}")
+            raise ActuationError(f"{failure}: exit status {done.returncode}: {printed}")

@@ -80,10 +80,10 @@ class NsightCompute:
                 raise CapabilityError(f"cannot start {self._program}: {error.strerror}", resource="ncu") from error
             except subprocess.TimeoutExpired as error:
                 raise DataError(f"{self._program} took longer than {_LONGEST_S:g} s", hint="profile less") from error
-            said = log.read_text(errors="replace") if log.exists() else ""
-        if done.returncode != 0 or "==ERROR==" in said:
-            raise _refused(said, done.stderr)
-        return parse(said)
+            log_text = log.read_text(errors="replace") if log.exists() else ""
+        if done.returncode != 0 or "==ERROR==" in log_text:
+            raise _refused(log_text, done.stderr)
+        return parse(log_text)
 
 
 def nsight_compute() -> NsightCompute | None:
@@ -92,16 +92,16 @@ def nsight_compute() -> NsightCompute | None:
     return None if program is None else NsightCompute(program)
 
 
-def parse(said: str) -> tuple[GpuKernel, ...]:
+def parse(log_text: str) -> tuple[GpuKernel, ...]:
     """Parse the kernels from the output of ``ncu --csv``, in the order of their launch.
 
     Raises:
         DataError: There is no table, or a kernel lacks one of the two metrics.
     """
-    lines = said.splitlines()
+    lines = log_text.splitlines()
     begin = next((at for at, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:
-        if "No kernels were profiled" in said:
+        if "No kernels were profiled" in log_text:
             return ()
         raise DataError("no table in what ncu printed", hint="is it Nsight Compute 2020 or newer? ncu --version")
     found: dict[int, dict[str, float]] = {}
@@ -119,9 +119,9 @@ def parse(said: str) -> tuple[GpuKernel, ...]:
         ) from error
 
 
-def _refused(said: str, stderr: str) -> CapabilityError:
+def _refused(log_text: str, stderr: str) -> CapabilityError:
     """The error for a failure of ncu, with ncu's own message."""
-    lines = [line.strip() for line in (*said.splitlines(), *stderr.splitlines()) if line.strip()]
+    lines = [line.strip() for line in (*log_text.splitlines(), *stderr.splitlines()) if line.strip()]
     message = next((line for line in lines if "==ERROR==" in line), lines[-1] if lines else "it printed no message")
     reason = message.replace("==ERROR==", "").strip()
     hint = f"grant it: {_GRANT}" if _FORBIDDEN in reason else ""

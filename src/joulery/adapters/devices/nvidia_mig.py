@@ -90,7 +90,9 @@ class NvidiaMig:
             for device in devices
             if device.instance_id in places
         )
-        return DeviceState(_setting(cut), _memento(cut), slices=tuple(sorted(slices, key=lambda part: part.start)))
+        return DeviceState(
+            _setting(cut), _state_document(cut), slices=tuple(sorted(slices, key=lambda part: part.start))
+        )
 
     def price(self, wanted: MigSetting) -> MigTransition:
         """The steps and time of a change to another partition, and the processes that block it.
@@ -295,7 +297,7 @@ def _setting(cut: MigState) -> MigSetting:
     return MigSetting(tuple(item.place.profile for item in cut.instances))
 
 
-def _memento(cut: MigState) -> dict[str, Any]:
+def _state_document(cut: MigState) -> dict[str, Any]:
     instances = [[i.place.profile, i.place.start, i.place.size, list(i.compute)] for i in cut.instances]
     return {"enabled": cut.enabled, "pending": cut.pending, "instances": instances}
 

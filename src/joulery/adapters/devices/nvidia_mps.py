@@ -222,10 +222,10 @@ class NvidiaMps:
             except subprocess.TimeoutExpired as error:
                 raise MpsRefused(f"{command or 'its start'} took longer than {_PATIENCE_S:g} s") from error
             output.seek(0)
-            said = output.read().decode(errors="replace").strip()
+            answer = output.read().decode(errors="replace").strip()
         if done.returncode != 0:
-            raise MpsRefused(said or f"{PROGRAM} ended with status {done.returncode}")
-        return said
+            raise MpsRefused(answer or f"{PROGRAM} ended with status {done.returncode}")
+        return answer
 
     def _directories(self) -> dict[str, str]:
         return {

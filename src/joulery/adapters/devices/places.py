@@ -76,17 +76,17 @@ class GpuPlaces:
         Raises:
             JouleryError: A GPU could not be set and is as before; the GPUs that were set before it keep their setting.
         """
-        said = []
+        changes = []
         for name, cut in self._cuts(wanted).items():
             self._end_daemons(name, cut)
-            said.append(str(self.turn(self.cut[name], self.specs[name], cut, "replicas run on its instances")))
+            changes.append(str(self.turn(self.cut[name], self.specs[name], cut, "replicas run on its instances")))
         for name in sorted(self._shares([one for one in wanted if one.slice.kind is SliceKind.MPS])):
             device = self.shared[name]
             if not device.observe().setting.running:
                 share = MpsSetting(True)
-                said.append(str(self.turn(device, self.specs[name], share, "replicas share it")))
-        said += self._settle_homes(wanted)
-        return "; ".join(said)
+                changes.append(str(self.turn(device, self.specs[name], share, "replicas share it")))
+        changes += self._choose_instances(wanted)
+        return "; ".join(changes)
 
     def assign(self, wanted: Wanted, taken: Sequence[DeviceSlice], /) -> tuple[DeviceSlice, ...]:
         """Assign a slice to each, in the order of ``wanted``."""
@@ -104,13 +104,13 @@ class GpuPlaces:
             given[index] = part
         return tuple(part for part in given if part is not None)
 
-    def _settle_homes(self, wanted: Wanted) -> list[str]:
+    def _choose_instances(self, wanted: Wanted) -> list[str]:
         """Choose the instance of each group of processes, and start its MPS daemon where they are several.
 
         A group that has an instance keeps it. Others prefer an instance that no group has had, then one whose processes
         are about to end.
         """
-        said: list[str] = []
+        changes: list[str] = []
         keys = {one.together: one for one in wanted if one.together}
         parts = {name: cut.observe().slices for name, cut in self.cut.items()} if keys else {}
         there = {part.id for mine in parts.values() for part in mine}
@@ -130,9 +130,9 @@ class GpuPlaces:
             homes[key] = next((each for each in free if each not in before.values()), free[0])
         for key, (piece, device, _) in keys.items():
             if piece.share_ratio < 1:
-                said += self._start_daemon(device, homes[key])
+                changes += self._start_daemon(device, homes[key])
         self._homes = {**before, **homes}
-        return said
+        return changes
 
     def _start_daemon(self, device: str, instance: str) -> list[str]:
         """Start the MPS daemon of a MIG instance where it does not run, and return what was done."""

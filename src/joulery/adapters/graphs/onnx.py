@@ -127,7 +127,7 @@ class _Graph:
             )
         kind, per_element = self._rule(node.op_type)
         if node.op_type in _HANDED_ON and node.input and node.input[0] in self.tensors:
-            self._hand_on(node)
+            self._propagate_weight(node)
         if kind is OperatorKind.VIEW:
             return GraphOperator(name, node.op_type, kind)
         inputs = tuple(self._known(item, name) for item in node.input if item)
@@ -138,7 +138,7 @@ class _Graph:
             contraction = self._contraction(node, inputs, outputs)
         return GraphOperator(name, node.op_type, kind, inputs, outputs, contraction, per_element)
 
-    def _hand_on(self, node: Any) -> None:
+    def _propagate_weight(self, node: Any) -> None:
         """Mark the output of a node as a weight where its input is one, as in a reshape or transpose."""
         if self.tensors[node.input[0]].parameter and node.output[0] in self.tensors:
             self.tensors[node.output[0]] = replace(self.tensors[node.output[0]], parameter=True)

@@ -73,8 +73,8 @@ class AmdMeter:
 
     def notes(self) -> tuple[str, ...]:
         """New notes on boards that were left out, stopped answering or answer again."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Shut down the connection to the driver. Safe to call twice."""
@@ -105,8 +105,8 @@ class AmdMeter:
             value = reader()
         except (self._smi.AmdSmiException, CapabilityError) as error:
             if not self._failure[slot]:
-                self._notes.append(f"{device} does not answer: {_said(error)}")
-            self._failure[slot] = _said(error)
+                self._notes.append(f"{device} does not answer: {_error_name(error)}")
+            self._failure[slot] = _error_name(error)
             return math.nan
         if self._failure[slot]:
             self._failure[slot] = ""
@@ -130,9 +130,9 @@ def open_amd(smi: Any = None, sleep: Callable[[float], None] = time.sleep) -> Am
         handles = smi.amdsmi_get_processor_handles()
     except smi.AmdSmiException as error:
         raise CapabilityError(
-            f"AMD's driver does not answer: {_said(error)}",
+            f"AMD's driver does not answer: {_error_name(error)}",
             resource=AMD,
-            grant="sudo usermod -aG render,video $USER" if "PERM" in _said(error) else None,
+            grant="sudo usermod -aG render,video $USER" if "PERM" in _error_name(error) else None,
             hint="try: amd-smi list",
         ) from error
     channels: list[Channel] = []
@@ -146,7 +146,7 @@ def open_amd(smi: Any = None, sleep: Callable[[float], None] = time.sleep) -> Am
                 continue
             kind, reader, note = _source(smi, handle, device, sleep)
         except (smi.AmdSmiException, CapabilityError) as error:
-            notes.append(f"an AMD board ({device} if it answered) is left out: {_said(error)}")
+            notes.append(f"an AMD board ({device} if it answered) is left out: {_error_name(error)}")
             continue
         notes += [note] if note else []
         channels.append(Channel(device, "board", kind, "amd", Quality.MEASURED, update_s=_UPDATE_S))
@@ -212,8 +212,8 @@ def _source(smi: Any, handle: Any, device: str, sleep: Callable[[float], None]) 
     if math.isnan(counter_w):
         return ReadingKind.POWER, power, ""
     if not math.isnan(watts) and not watts / AGREE <= counter_w <= watts * AGREE:
-        said = f"{device}: its energy counter runs at {counter_w:.3g} W, its power is {watts:.3g} W: the power is read"
-        return ReadingKind.POWER, power, said
+        note = f"{device}: its energy counter runs at {counter_w:.3g} W, its power is {watts:.3g} W: the power is read"
+        return ReadingKind.POWER, power, note
     return ReadingKind.COUNTER, counted, ""
 
 
@@ -245,5 +245,5 @@ def _power_w(found: Mapping[str, Any], device: str) -> float:
     raise CapabilityError("it reports no power", resource=device)
 
 
-def _said(error: Exception) -> str:
+def _error_name(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__

@@ -142,8 +142,8 @@ class CpuModelMeter:
 
     def notes(self) -> tuple[str, ...]:
         """A note on the source of the watts, once."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Release the file. Safe to call twice."""

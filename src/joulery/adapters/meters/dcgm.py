@@ -71,8 +71,8 @@ class DcgmMeter:
 
     def notes(self) -> tuple[str, ...]:
         """New notes that the exporter stopped answering or answers again."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Stop reading the exporter. Safe to call twice."""

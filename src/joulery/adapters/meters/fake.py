@@ -114,8 +114,8 @@ class FakeMeter:
 
     def notes(self) -> tuple[str, ...]:
         """New notes: that this meter is a fake, and when a channel stops or resumes."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Stop giving readings. Safe to call twice."""

@@ -76,8 +76,8 @@ class JetsonMeter:
 
     def notes(self) -> tuple[str, ...]:
         """New notes that the monitor cannot be read any more or can be read again."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Stop reading. Safe to call twice."""

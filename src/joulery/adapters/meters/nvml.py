@@ -145,8 +145,8 @@ class NvmlMeter:
 
     def notes(self) -> tuple[str, ...]:
         """New notes on boards that were left out, stopped answering or answer again."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Shut down the connection to the driver. Safe to call twice."""
@@ -266,8 +266,8 @@ def open_nvml(nvml: Any = None) -> NvmlMeter:
             continue
         if board.mig:
             notes.append(f"{board.device} ({board.name}) is in MIG mode: its joules are the whole board's")
-        if said := _MODES.get(compute_mode(nvml, handle)):
-            notes.append(f"{board.device} ({board.name}) {said}")
+        if mode_note := _MODES.get(compute_mode(nvml, handle)):
+            notes.append(f"{board.device} ({board.name}) {mode_note}")
         boards.append(board)
         readers.append(reader)
         handles.append(handle)

@@ -61,8 +61,8 @@ class RaplMeter:
 
     def notes(self) -> tuple[str, ...]:
         """New notes on channels that were left out, stopped answering or answer again."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Release the files. Safe to call twice."""

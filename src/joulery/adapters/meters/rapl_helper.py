@@ -93,13 +93,13 @@ class RaplHelperMeter:
 
     def notes(self) -> tuple[str, ...]:
         """New notes that the helper or one of its counters stopped answering or answers again."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""
         self._open = False
-        self._hang_up()
+        self._disconnect()
 
     def _connect_again(self) -> bool:
         if self._now_s() < self._retry_at_s:
@@ -121,18 +121,18 @@ class RaplHelperMeter:
         if known is self._failed[slot]:
             self._failed[slot] = not known
             channel = self._channels[slot]
-            said = "can be read again" if known else "cannot be read any more"
-            self._notes.append(f"{channel.device} {channel.component}: RAPL counter {said}")
+            state = "can be read again" if known else "cannot be read any more"
+            self._notes.append(f"{channel.device} {channel.component}: RAPL counter {state}")
         return value / 1e6 if known else math.nan
 
     def _lose(self, why: str) -> None:
-        self._hang_up()
+        self._disconnect()
         self._retry_at_s = self._now_s() + RETRY_S
         if not self._lost:
             self._lost = True
             self._notes.append(f"the RAPL helper does not answer: {why}")
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -63,7 +63,7 @@ class RaplServer:
         while not stop.is_set():
             self.step(_TICK_S)
         for client in tuple(self._clients):
-            self._hang_up(client)
+            self._disconnect(client)
         self._selector.close()
 
     def step(self, timeout_s: float) -> None:
@@ -104,11 +104,11 @@ class RaplServer:
     def _serve_one(self, client: socket.socket) -> None:
         try:
             if client.recv(16) != ASK:
-                self._hang_up(client)
+                self._disconnect(client)
                 return
             client.send(self._reading())
         except OSError:
-            self._hang_up(client)
+            self._disconnect(client)
 
     def _reading(self) -> bytes:
         """The answer packet with the counters, at most :data:`RENEWED_S` old."""
@@ -120,7 +120,7 @@ class RaplServer:
                 self._say(note)
         return self._answer
 
-    def _hang_up(self, client: socket.socket) -> None:
+    def _disconnect(self, client: socket.socket) -> None:
         self._clients.discard(client)
         self._selector.unregister(client)
         client.close()

@@ -58,8 +58,8 @@ class ReplayMeter:
 
     def notes(self) -> tuple[str, ...]:
         """New notes: that this meter is a replay, and that a recording is over."""
-        said, self._notes = tuple(self._notes), []
-        return said
+        notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Stop the replay. Safe to call twice."""

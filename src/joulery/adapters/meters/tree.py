@@ -96,7 +96,7 @@ class ProcessTree:
             process.parent, process.own_ticks = int(stat[_PARENT]), own
             process.waited_ticks = int(stat[_CUTIME]) + int(stat[_CSTIME])
             total += own + process.waited_ticks
-        self._book(total + self._forget(ended), moved)
+        self._divide_ticks(total + self._forget(ended), moved)
         return tuple(ticks * self._tick_s for ticks in self._ticks)
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class ProcessTree:
                 moved[self._slot_of_cpu.get(int(fields[_CPU]), 0)] += new
         process.thread_ticks = ticks
 
-    def _book(self, total: int, moved: list[float]) -> None:
+    def _divide_ticks(self, total: int, moved: list[float]) -> None:
         """Divide the new ticks among the sockets on which threads ran; without any, add them to the first socket."""
         new, weight = total - self._last_total, sum(moved)
         if new <= 0:

@@ -120,9 +120,9 @@ class _Student:
         self._teacher, self._recipe = teacher, recipe
         self._draws = np.random.default_rng(recipe.seed)
         self._tokens = [teacher.pieces(prompt) for prompt in lesson.prompts]
-        said = np.array([teacher.of_tokens(tokens) for tokens in self._tokens])
-        self._said = said
-        self._shift, self._scale = said.mean(0), 1.0 / np.maximum(said.std(0), 1e-6)
+        teacher_vectors = np.array([teacher.of_tokens(tokens) for tokens in self._tokens])
+        self._teacher_vectors = teacher_vectors
+        self._shift, self._scale = teacher_vectors.mean(0), 1.0 / np.maximum(teacher_vectors.std(0), 1e-6)
         self._scores = torch.tensor(np.ascontiguousarray(lesson.scores), dtype=torch.float32)
         self._classes = torch.tensor(np.ascontiguousarray(lesson.classes), dtype=torch.int64)
         self.parameters = _parameters(teacher.weights, recipe.layers)
@@ -146,10 +146,10 @@ class _Student:
         steps, done = recipe.epochs * -(-count // recipe.batch), 0
         for epoch in range(recipe.epochs):
             losses = []
-            tokens, said, owners = self._material()
+            tokens, teacher_vectors, owners = self._material()
             for rows in _batches([len(each) for each in tokens], recipe.batch, self._draws):
                 self._rates(done, steps)
-                losses.append(self._step([tokens[row] for row in rows], said[rows], owners[rows]))
+                losses.append(self._step([tokens[row] for row in rows], teacher_vectors[rows], owners[rows]))
                 done += 1
                 progress(done, steps, "")
             progress(done, steps, f"epoch {epoch + 1} of {recipe.epochs}, loss {np.mean(losses):.3f}")
@@ -158,9 +158,9 @@ class _Student:
     def _material(self) -> tuple[list[list[int]], FloatArray, IntArray]:
         """The tokens of all prompts and of new pieces, the teacher's outputs, and their rows of scores; -1 for none."""
         pieces = [_piece(tokens, self._draws) for tokens in self._tokens for _ in range(self._recipe.pieces)]
-        said = [self._teacher.of_tokens(piece) for piece in pieces]
+        teacher_vectors = [self._teacher.of_tokens(piece) for piece in pieces]
         owners = np.concatenate([np.arange(len(self._tokens)), np.full(len(pieces), -1)])
-        return [*self._tokens, *pieces], np.array([*self._said, *said]), owners
+        return [*self._tokens, *pieces], np.array([*self._teacher_vectors, *teacher_vectors]), owners
 
     def _rates(self, done: int, steps: int) -> None:
         share = min((done + 1) / max(1.0, 0.1 * steps), (steps - done) / steps)
@@ -169,12 +169,12 @@ class _Student:
         ):
             group["lr"] = rate * share
 
-    def _step(self, tokens: list[list[int]], said: FloatArray, owners: IntArray) -> float:
+    def _step(self, tokens: list[list[int]], teacher_vectors: FloatArray, owners: IntArray) -> float:
         import torch
 
         scale = torch.tensor(self._scale, dtype=torch.float32)
         found = (_meaning(self.parameters, tokens, self._recipe.layers) - torch.tensor(self._shift).float()) * scale
-        loss = torch.mean((found - torch.tensor((said - self._shift) * self._scale).float()) ** 2)
+        loss = torch.mean((found - torch.tensor((teacher_vectors - self._shift) * self._scale).float()) ** 2)
         whole = torch.tensor(np.flatnonzero(owners >= 0))
         if len(whole) and self._recipe.heads_ratio:
             outputs = found[whole] @ self._heads.T + self._bias

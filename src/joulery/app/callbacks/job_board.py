@@ -113,10 +113,10 @@ class JobBoard:
 
     def pids(self) -> frozenset[int]:
         """Process ids of the job's processes on this node that have joined."""
-        self._look_around()
+        self._read_joined()
         return frozenset(one["pid"] for one in self._members.values() if one["node"] == self.node)
 
-    def _look_around(self) -> None:
+    def _read_joined(self) -> None:
         """Read the processes that have joined; set the number of nodes once all have."""
         for rank in range(self._ranks):
             if rank not in self._members and (member := self._guarded(partial(self._read, f"rank/{rank}"))):
@@ -137,7 +137,7 @@ class JobBoard:
 
     def job(self) -> MultiNodeEnergy | None:
         """Total of the nodes that have reported; None where none has, the job has one node, or the store is lost."""
-        self._look_around()
+        self._read_joined()
         if self.nodes < 2:
             return None
         found = self._guarded(

@@ -67,8 +67,8 @@ async def check_planned_llms(
     upstreams = {
         one.name: upstream_of(one, one.engine) for one in site.language_models if isinstance(one.engine, UpstreamConfig)
     }
-    said = await asyncio.gather(*(served_model(each) for each in upstreams.values()))
-    served = {name: _with_stated(site, name, each) for name, each in zip(upstreams, said, strict=True)}
+    served_models = await asyncio.gather(*(served_model(each) for each in upstreams.values()))
+    served = {name: _with_stated(site, name, each) for name, each in zip(upstreams, served_models, strict=True)}
     checks = check_engines(planned, served)
     for each in checks:
         for words in each.differences:

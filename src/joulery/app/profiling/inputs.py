@@ -40,7 +40,7 @@ def inputs_for(
             hint="serve an ONNX model, or leave out load and send requests yourself",
         )
     rng = np.random.default_rng(seed)
-    return [{spec.name: _made_up(spec, rng) for spec in specs} for _ in range(count)]
+    return [{spec.name: _random_input(spec, rng) for spec in specs} for _ in range(count)]
 
 
 def read_arrivals(file: Path) -> FloatArray:
@@ -93,7 +93,7 @@ def _photo_input(specs: Sequence[TensorSpec]) -> tuple[str, int]:
     )
 
 
-def _made_up(spec: TensorSpec, rng: np.random.Generator) -> Tensor:
+def _random_input(spec: TensorSpec, rng: np.random.Generator) -> Tensor:
     shape = tuple(1 if size == -1 else size for size in spec.shape)
     if spec.datatype == "BYTES":
         return np.full(shape, b"made up", object)

@@ -133,7 +133,7 @@ def clover_revision(
         chosen,
         policy=policy,
         predictor=predictor,
-        remark="; ".join(f"{setup.name}: {said}, until its live times are known" for _, said in words),
+        remark="; ".join(f"{setup.name}: {remark}, until its live times are known" for _, remark in words),
         loaded=loaded,
         replica_bytes=max(replica_bytes, chosen.replica_bytes),
     )
@@ -153,8 +153,8 @@ def _with_newcomers(
     for name in (variant.name for variant in family.variants):
         if name not in profiled:
             like = nearest(one.setup.family, family[name], profiled - assumed(one.chosen.policy.family))
-            profile, said = with_joined(profile, name, models[name], like, joining.get(name))
-            words.append((name, said))
+            profile, remark = with_joined(profile, name, models[name], like, joining.get(name))
+            words.append((name, remark))
     return profile, words
 
 

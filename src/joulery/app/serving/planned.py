@@ -176,12 +176,12 @@ async def follow_site(
             continue
         try:
             known = session.site if joint is None else joint.site
-            await _go_over(session, control, loads, site or known, gate, cache, joint, cause)
+            await _change_plan(session, control, loads, site or known, gate, cache, joint, cause)
         except JouleryError as error:
             session.warn(f"the old plan stays in force: {error}")
 
 
-async def _go_over(
+async def _change_plan(
     session: ServingSession,
     control: PlanControl,
     loads: Loads,

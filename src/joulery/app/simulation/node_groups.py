@@ -88,9 +88,9 @@ def _recorded(file: Path, groups: Sequence[NodeGroup]) -> IntArray:
             named = dict(zip(wanted, key, strict=True))
             known[key] = groups_of(groups, named.get("gpu_type", ""), named.get("partition", ""))
             if not known[key]:
-                said = " ".join(f"{name} {value!r}" for name, value in named.items())
+                description = " ".join(f"{name} {value!r}" for name, value in named.items())
                 types = ", ".join(sorted({f"{group.type} in {group.partition or 'any partition'}" for group in groups}))
-                raise DataError(f"no group of nodes has {said}; there are {types}", file=str(file), row=number)
+                raise DataError(f"no group of nodes has {description}; there are {types}", file=str(file), row=number)
         found.append(known[key])
     return np.array(found, np.int64)
 

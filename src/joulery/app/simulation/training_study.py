@@ -182,10 +182,10 @@ def with_known(jobs: Jobs, file: Path | None, node: NodePower) -> tuple[Jobs, tu
     rows, speedups = np.full(len(jobs), -1, np.int64), dict[str, int]()
     lines = [(number, cells) for number, cells in table.lines if cells][: len(jobs)]
     for at, (number, cells) in enumerate(lines):
-        said = {name: cells[place].strip() if place < len(cells) else "" for name, place in places.items()}
-        if text := said.get("gpu_w"):
+        row = {name: cells[place].strip() if place < len(cells) else "" for name, place in places.items()}
+        if text := row.get("gpu_w"):
             watts[at] = _above_zero(text, "gpu_w", file, number)
-        if text := said.get("speedup"):
+        if text := row.get("speedup"):
             if text not in speedups:
                 _speedup(text, file, number)
                 speedups[text] = len(speedups)

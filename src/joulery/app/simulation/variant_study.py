@@ -257,7 +257,7 @@ def _view(
             loss = settings.max_loss_ratio
             rule = f"lambda {settings.lambda_ratio:g}" if loss is None else f"at most {percent(loss)} of accuracy lost"
             parts += [BLANK, paragraph((f"{trace}, {rule}", "bold")), _table(chosen, schemes)]
-            parts += [paragraph((said, "yellow")) for said in dict.fromkeys(_infeasible(chosen))]
+            parts += [paragraph((reason, "yellow")) for reason in dict.fromkeys(_infeasible(chosen))]
     notes = "; ".join(dict.fromkeys(table.quality for table in tables.values()))
     parts += [BLANK, paragraph((_COST_NOTE, "dim"))] if any(row.outcome.trials for row in rows) else []
     over = sum(row.outcome.settled_violations for row in rows)

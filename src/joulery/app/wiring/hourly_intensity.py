@@ -44,8 +44,8 @@ def forecast_hours(config: CarbonFile, truth: CarbonSeries, month: int | None = 
     if config.forecast is None:
         raise ConfigError("this region's carbon section names no forecast", pointer="carbon.forecast")
     column = config.forecast_column or _forecast_column(config.forecast)
-    said = config.model_copy(update={"path": config.forecast, "column": column, "forecast": None})
-    hours = file_source(said).actual
+    forecast_config = config.model_copy(update={"path": config.forecast, "column": column, "forecast": None})
+    hours = file_source(forecast_config).actual
     if month is not None:
         return _mean_day(hours, month).g_per_kwh
     first = int(np.searchsorted(hours.edges_s, truth.edges_s[0]))

@@ -102,11 +102,11 @@ class LeaseStatus:
 
 def lease_statuses(book: LeaseBook | None = None) -> tuple[LeaseStatus, ...]:
     """Status of every recorded lease, by name."""
-    found = ((each, name) for each in _books(book) for name in each.names())
+    found = ((each, name) for each in _lease_books(book) for name in each.names())
     return tuple(status for each, name in found if (status := _status(each, name)) is not None)
 
 
-def _books(book: LeaseBook | None) -> tuple[LeaseBook, ...]:
+def _lease_books(book: LeaseBook | None) -> tuple[LeaseBook, ...]:
     """The given lease book; else this user's, and the one in root's home that earlier versions wrote."""
     if book is not None:
         return (book,)
@@ -138,19 +138,21 @@ def reset_everything(
         CapabilityError: This process may not set a device; all other settings are reverted.
         ActuationError: A device refused; all other settings are reverted.
     """
-    books = _books(book)
-    said: list[str] = []
+    books = _lease_books(book)
+    reverted: list[str] = []
     failed: list[tuple[str, JouleryError]] = []
     for each, name in [(one, name) for one in books for name in one.names()]:
         try:
-            said.append(revert_lease(each, name, open_))
+            reverted.append(revert_lease(each, name, open_))
         except JouleryError as error:
             failed.append((name, error))
     if not failed:
-        return tuple(said)
+        return tuple(reverted)
     message = "settings could not be reverted: " + "; ".join(f"{name}: {error}" for name, error in failed)
     grants = [error.grant for _, error in failed if isinstance(error, CapabilityError) and error.grant]
     if len(grants) == len(failed):
         raise CapabilityError(message, resource=failed[0][0], grant=grants[0])
     dirty = tuple(name for name, _ in failed)
-    raise ActuationError(message, applied=tuple(said), left_dirty=dirty, hint=f"the leases are in {books[0].folder}")
+    raise ActuationError(
+        message, applied=tuple(reverted), left_dirty=dirty, hint=f"the leases are in {books[0].folder}"
+    )

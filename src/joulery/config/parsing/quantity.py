@@ -129,9 +129,9 @@ def flag_quantity(text: str, dimension: Dimension, flag: str, example: str = "",
         known = replace(dimension, example=example) if example else dimension
         return Quantity(known, open_low=not zero).check(text, from_file=True)
     except PydanticCustomError as error:
-        said = error.context or {}
+        context = error.context or {}
         raise ConfigError(
-            str(said["message"]), pointer=flag, got=repr(text), expected=said["expected"], hint=said["hint"]
+            str(context["message"]), pointer=flag, got=repr(text), expected=context["expected"], hint=context["hint"]
         ) from None
 
 

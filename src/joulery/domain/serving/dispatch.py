@@ -243,7 +243,7 @@ class Dispatcher(Generic[T, W]):
         for ticket in self._release(server):
             ticket.kind = None
             if ticket.open:
-                self._put_back(ticket)
+                self._requeue(ticket)
 
     def join(self, server: Server[T, W]) -> None:
         """Add a replica that is ready for its first request."""
@@ -272,7 +272,7 @@ class Dispatcher(Generic[T, W]):
                 ticket.open = False
                 given_up.append(ticket)
             elif ticket.open:
-                self._put_back(ticket)
+                self._requeue(ticket)
         return given_up
 
     def withdraw(self, ticket: Ticket[T]) -> bool:
@@ -347,7 +347,7 @@ class Dispatcher(Generic[T, W]):
             self._idle.append(server)
         return held
 
-    def _put_back(self, ticket: Ticket[T]) -> None:
+    def _requeue(self, ticket: Ticket[T]) -> None:
         """Return a request to its place in the order of arrival."""
         index = next((i for i, other in enumerate(self._waiting) if other.place > ticket.place), len(self._waiting))
         self._waiting.insert(index, ticket)

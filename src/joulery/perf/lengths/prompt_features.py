@@ -116,7 +116,7 @@ _NUMBERS = {
 }
 
 
-def _beginnings(pattern: str) -> list[str]:
+def _first_letters(pattern: str) -> list[str]:
     """The letters that every match of each alternative of a topic's pattern begins with, at most four."""
     bare = re.sub(r"\([^()]*\)", "(", pattern)
     found = []
@@ -133,7 +133,7 @@ def _topics_by_beginning() -> dict[str, int]:
     """Topics that a word of that beginning may belong to, one bit each."""
     topics: dict[str, int] = {}
     for place, (_, pattern) in enumerate(_TOPICS):
-        for begun in _beginnings(pattern):
+        for begun in _first_letters(pattern):
             topics[begun] = topics.get(begun, 0) | 1 << place
     return topics
 

@@ -148,7 +148,7 @@ def model_facts(model_id: str) -> LanguageModelFacts:
     for pattern, backbone, parameters, at_work, layers, kv_bytes in _TABLE:
         if re.search(f"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", name):
             return LanguageModelFacts(backbone, parameters * 1e9, at_work * 1e9, layers, kv_bytes, vision=vision)
-    total, active = _said(name)
+    total, active = _stated_parameters(name)
     if total is None:
         nearest = nearest_names(name, table_names())
         raise ConfigError(
@@ -173,7 +173,7 @@ def estimated_facts(
     return LanguageModelFacts(name, parameters, active_parameters, layers, _kv(layers, 8, 128), False, vision)
 
 
-def _said(name: str) -> tuple[float | None, float | None]:
+def _stated_parameters(name: str) -> tuple[float | None, float | None]:
     """Parameters and active parameters that an id states, in 10^9."""
     if found := re.search(r"(\d+)x(\d+(?:\.\d+)?)b(?![a-z0-9])", name):
         experts, each = float(found[1]), float(found[2])

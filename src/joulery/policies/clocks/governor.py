@@ -216,7 +216,7 @@ class PredictiveGovernor:
             return int(np.searchsorted(self.clocks_mhz, idle_mhz)), False, "no request is running or queued"
         late, overloaded = self._late(view), bool(view.waiting) and self._overloaded(view)
         if (self.assumed or view.batched) and view.steady is None and self._affordable(view):
-            best, late_at_knee = self._up_to_the_knee(view, late), int(self._missed(view)[self._knee])
+            best, late_at_knee = self._at_most_knee(view, late), int(self._missed(view)[self._knee])
             where = "at the voltage knee" if best == self._knee else "below the voltage knee, with room"
             return best, overloaded, f"{len(view.waiting)} requests {where}; {late_at_knee} late, which the SLO allows"
         if overloaded:
@@ -231,7 +231,7 @@ class PredictiveGovernor:
                 return top, tail > 1.0, f"predicted tail latency is {tail:.0%} of the SLO at the highest clock"
             usable &= in_time
         if view.waiting:
-            usable = self._roomy(view, usable)
+            usable = self._with_room(view, usable)
         best = int(np.argmin(np.where(usable, energy_j, np.inf)))
         return best, False, self._reason(view, best)
 
@@ -262,14 +262,14 @@ class PredictiveGovernor:
             return True
         return view.late_budget >= 0.0 and bool(missed[self._knee] <= math.ceil(view.late_budget))
 
-    def _up_to_the_knee(self, view: DeviceView, late: FloatArray) -> int:
+    def _at_most_knee(self, view: DeviceView, late: FloatArray) -> int:
         """The knee; with measured curves the clock of least energy below it at which nothing is late."""
         if self.assumed:
             return self._knee
         number, floor_mhz = np.arange(len(self.clocks_mhz)), min(self.floor_mhz, float(self.clocks_mhz[self._knee]))
         below = (late == 0) & (number <= self._knee) & (self.clocks_mhz >= floor_mhz)
         below[self._knee] = True
-        roomy = self._roomy(view, np.asarray(below, np.bool_)) if view.waiting else below
+        roomy = self._with_room(view, np.asarray(below, np.bool_)) if view.waiting else below
         return int(np.argmin(np.where(roomy, self._energy_j(view), np.inf)))
 
     def _guard(self, view: DeviceView) -> float:
@@ -298,7 +298,7 @@ class PredictiveGovernor:
             energy_j = energy_j + request.energy_j
         return energy_j if view.steady is None else energy_j + view.steady.energy_j
 
-    def _roomy(self, view: DeviceView, usable: BoolArray) -> BoolArray:
+    def _with_room(self, view: DeviceView, usable: BoolArray) -> BoolArray:
         """The usable clocks that leave room for the next arrival; clocks from the knee up need not leave any."""
         start_s = view.start_s if view.start_s is not None else view.waiting[-1].finish_s
         from_knee = np.arange(len(self.clocks_mhz)) >= self._knee
@@ -443,7 +443,7 @@ class AboveKnee:
         others = tuple(decision for decision in step.decisions if decision.kind != "set_clock")
         if view.clock_mhz == floor_mhz:
             return replace(step, decisions=others)
-        said = next((decision.reason for decision in step.decisions if decision.kind == "set_clock"), "there is work")
-        reason = f"{said}; not below the voltage knee at {self.knee_mhz:g} MHz"
+        chosen = next((decision.reason for decision in step.decisions if decision.kind == "set_clock"), "there is work")
+        reason = f"{chosen}; not below the voltage knee at {self.knee_mhz:g} MHz"
         raised = Decision("set_clock", view.device, floor_mhz, self.name, reason)
         return replace(step, decisions=(raised, *others))

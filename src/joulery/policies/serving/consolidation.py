@@ -189,7 +189,7 @@ class Consolidation:
         state = step.state
         made = next((one for one in step.decisions if one.kind in (SET_LAYOUT, KEEP_LAYOUT, TRY_LAYOUT)), None)
         if state.protecting and made is None:
-            return self._woken(step, seen, service)
+            return self._with_all_awake(step, seen, service)
         if state.protecting or state.trying is not None or state.layout is None:
             return Step(replace(state, whole=None, roomy_s=math.inf), step.decisions, step.wake_s)
         if made is None and (seen.changing or seen.running != state.layout):
@@ -295,7 +295,7 @@ class Consolidation:
             reason = f"{rate} need more room: {words}"
         return Step(state, (*step.decisions, self._decision(service, awake, reason)), step.wake_s)
 
-    def _woken(self, step: Step[ServiceState], seen: Observation, service: str) -> Step[ServiceState]:
+    def _with_all_awake(self, step: Step[ServiceState], seen: Observation, service: str) -> Step[ServiceState]:
         """The step with all instances awake again, because the SLO is threatened."""
         state = step.state
         if state.whole is None or state.layout is None:

@@ -91,12 +91,12 @@ class NodeChannels:
 
     def advance(self, now_s: float) -> list[str]:
         """Read all meters; return notes for readers of the figures."""
-        said: list[str] = []
+        notes: list[str] = []
         channels = iter(self.channels)
         for meter in self.meters:
-            said += [text for value in meter.read() if (text := next(channels).advance(value, now_s))]
-            said += meter.notes()
-        return said
+            notes += [text for value in meter.read() if (text := next(channels).advance(value, now_s))]
+            notes += meter.notes()
+        return notes
 
 
 class IdleBoards:

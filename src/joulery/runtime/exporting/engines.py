@@ -70,7 +70,7 @@ class EngineWatch:
         self.name, self.book, self.kind, self.up = spec.name, EngineBook(), "", False
         self._source, self._gpus = spec.source, spec.gpus
         self._pid = 0
-        self._said: set[str] = set()
+        self._reported_keys: set[str] = set()
         self._notes: list[str] = []
 
     def spend(
@@ -117,7 +117,7 @@ class EngineWatch:
             self.up = False
             return
         if not self.up:
-            self._said.discard("down")
+            self._reported_keys.discard("down")
             self.kind, self.up = answer.engine, True
         if not self._pid:
             self._pid = 0 if answer.by_agent else self._source.process()
@@ -152,8 +152,8 @@ class EngineWatch:
 
     def notes(self) -> list[str]:
         """Notes that no earlier call returned."""
-        said, self._notes = self._notes, []
-        return said
+        notes, self._notes = self._notes, []
+        return notes
 
     def _cpu(self, division: Division | None, use: WorkloadUse, pids: frozenset[int]) -> _Part | None:
         """Joules of the engine's share of the processors' work; idle processors are not its own."""
@@ -192,8 +192,8 @@ class EngineWatch:
 
     def _say(self, text: str, key: str) -> None:
         """Add a note once per key; with an empty key, each time."""
-        if not key or key not in self._said:
-            self._said.add(key)
+        if not key or key not in self._reported_keys:
+            self._reported_keys.add(key)
             self._notes.append(text)
 
 

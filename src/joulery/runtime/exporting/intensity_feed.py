@@ -33,7 +33,7 @@ class IntensityFeed:
         self._ask, self._now_s, self._ask_again_s = ask, now_s, ask_again_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._said: list[str] = []
+        self._notes: list[str] = []
         self._trouble = ""
 
     def first(self) -> None:
@@ -64,8 +64,8 @@ class IntensityFeed:
 
     def notes(self) -> list[str]:
         """Notes that no earlier call returned."""
-        said, self._said = self._said, []
-        return said
+        notes, self._notes = self._notes, []
+        return notes
 
     def _run(self) -> None:
         while not self._stop.wait(self._ask_again_s):
@@ -80,9 +80,9 @@ class IntensityFeed:
             return
         except JouleryError as error:
             if not self._trouble:
-                self._said.append(f"the carbon intensity is not known: {error}; joules count on, grams do not")
+                self._notes.append(f"the carbon intensity is not known: {error}; joules count on, grams do not")
             self._trouble = str(error)
             return
         if self._trouble:
             self._trouble = ""
-            self._said.append("the carbon intensity is known again")
+            self._notes.append("the carbon intensity is known again")

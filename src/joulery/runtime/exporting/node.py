@@ -115,13 +115,13 @@ class NodeExporter:
         if readers.workloads.hidden:
             say("processes of other users are hidden here (hidepid): their joules are unattributed")
         self.sampled_at_s, self.interval_s = clock_s(), 0.0
-        self._tell(readers.channels.advance(self.sampled_at_s))
+        self._print_notes(readers.channels.advance(self.sampled_at_s))
         self._busy_s = math.fsum(readers.busy.read())
         readers.workloads.read()
         self._holders()
         self._computed()
         self._ask()
-        self._tell_all()
+        self._print_all_notes()
 
     def now_s(self) -> float:
         """Seconds of the exporter's clock."""
@@ -135,7 +135,7 @@ class NodeExporter:
     def advance(self) -> None:
         """Read the meters between two samples."""
         with self.lock:
-            self._tell(self.readers.channels.advance(self._clock_s()))
+            self._print_notes(self.readers.channels.advance(self._clock_s()))
 
     def sample(self, *, ask: bool) -> None:
         """Take a sample.
@@ -147,7 +147,7 @@ class NodeExporter:
             self._sample()
         if ask:
             self._ask()
-        self._tell_all()
+        self._print_all_notes()
 
     def _ask(self) -> None:
         answers = ask_all(self.engines)
@@ -161,7 +161,7 @@ class NodeExporter:
         if elapsed_s <= 0:
             return
         channels = self.readers.channels
-        self._tell(channels.advance(now_s))
+        self._print_notes(channels.advance(now_s))
         taken = [(one.channel, *one.take()) for one in channels.channels]
         use = self.readers.workloads.read()
         busy_s = math.fsum(self.readers.busy.read())
@@ -222,14 +222,14 @@ class NodeExporter:
                 found.update(meter.holders())
         return found
 
-    def _tell_all(self) -> None:
+    def _print_all_notes(self) -> None:
         for engine in self.engines:
-            self._tell(engine.notes())
+            self._print_notes(engine.notes())
         if self.readers.intensity is not None:
-            self._tell(self.readers.intensity.notes())
+            self._print_notes(self.readers.intensity.notes())
 
-    def _tell(self, said: list[str]) -> None:
-        for text in said:
+    def _print_notes(self, notes: list[str]) -> None:
+        for text in notes:
             self._say(text)
 
 

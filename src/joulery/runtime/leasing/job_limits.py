@@ -331,15 +331,15 @@ def running_limits(
     ended = threading.Event()
 
     def follow() -> None:
-        said = ""
+        last_error = ""
         while not ended.wait(period_s) and not stop.is_set():
             try:
                 limits.renew()
                 limits.step(clock_s())
             except JouleryError as error:
-                if str(error) != said:
+                if str(error) != last_error:
                     limits.say({"kind": "note", "text": f"power limits: {error}"})
-                said = str(error)
+                last_error = str(error)
 
     thread = threading.Thread(target=follow, name="power limits", daemon=True)
     thread.start()

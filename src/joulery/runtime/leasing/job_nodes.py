@@ -184,17 +184,17 @@ class JobNodes:
     ) -> tuple[float, str]:
         missing = next((host for host in self.hosts if host not in reports), "")
         if missing:
-            return self._anew(f"the agent of node {missing} does not answer", now_s)
+            return self._reset(f"the agent of node {missing} does not answer", now_s)
         refuses = next((host for host in self.hosts if reports[host].why_not), "")
         if refuses:
-            return self._anew(f"node {refuses}: {reports[refuses].why_not}", now_s)
+            return self._reset(f"node {refuses}: {reports[refuses].why_not}", now_s)
         ratios = {report.ratio for report in reports.values()}
         self._full_s = now_s if ratios != {1.0} or math.isnan(self._full_s) else self._full_s
         full = now_s - self._full_s >= self.tuner.settle_s
         work, self.why_not, self._why_not = progress, "", ("", math.nan)
         if progress is None:
             if any(math.isnan(report.work) for report in reports.values()):
-                return self._anew("it reports its progress too rarely", now_s)
+                return self._reset("it reports its progress too rarely", now_s)
             nodes = {host: (report.at_s, report.work) for host, report in reports.items()}
             self._slowest = self._slowest.seen(now_s, nodes, full=full)
             if not self._slowest.known:
@@ -218,7 +218,7 @@ class JobNodes:
         self._reason = step.decisions[0].reason if step.decisions else self._reason
         return self.state.ratio, self._reason
 
-    def _anew(self, reason: str, now_s: float) -> tuple[float, str]:
+    def _reset(self, reason: str, now_s: float) -> tuple[float, str]:
         """Return to full power on all nodes and drop all that was learned, earned credit included."""
         if reason != self._why_not[0]:
             self._why_not = reason, now_s

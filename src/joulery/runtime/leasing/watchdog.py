@@ -214,10 +214,10 @@ def _reverted(book: LeaseBook, lease: Lease, open_device: Callable[[DeviceSpec],
     if not due(lease):
         return False
     try:
-        said = revert_lease(book, lease.name, open_device, due)
+        outcome = revert_lease(book, lease.name, open_device, due)
     except JouleryError as error:
-        said = f"{lease.name} could not be reverted: {error}"
-    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {said}\n")
+        outcome = f"{lease.name} could not be reverted: {error}"
+    sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {outcome}\n")
     sys.stderr.flush()
     left = book.read(lease.name)
     return left is None or left.owner != lease.owner

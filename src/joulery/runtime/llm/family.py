@@ -136,7 +136,9 @@ class LanguageFamily:
 
     def observe(self, now_s: float) -> FamilySeen:
         """The observation for its policy."""
-        return FamilySeen(now_s, self._g_per_kwh(now_s), tuple(self._seen(name, now_s) for name in self.models))
+        return FamilySeen(
+            now_s, self._g_per_kwh(now_s), tuple(self._observe_model(name, now_s) for name in self.models)
+        )
 
     def driver(self, history: SessionHistory) -> LiveDriver[FamilyState, FamilySeen]:
         """The loop that steps its policy once a second."""
@@ -190,7 +192,7 @@ class LanguageFamily:
         llm = self.models[name]
         return llm.waiting * llm.forecaster.average_s / llm.settings.max_num_seqs
 
-    def _seen(self, name: str, now_s: float) -> ModelSeen:
+    def _observe_model(self, name: str, now_s: float) -> ModelSeen:
         llm = self.models[name]
         answers = llm.traffic.served(now_s)
         energy = self._energy[name]

@@ -171,14 +171,14 @@ class RequestMeter:
         """As :meth:`settle`; slow meters are read after so many renewals."""
         now_s = self._clock()
         reading = self._look(now_s, renewals)
-        fast = [name for name, engine in self._engines.items() if not self._read_seldom(engine)]
+        fast = [name for name, engine in self._engines.items() if not self._spans_many_steps(engine)]
         lasts_s = dict.fromkeys(fast, now_s - self._settled_s)
         self._settled_s = now_s
         g_per_j = self._g_per_kwh(time.time()) * self._pue / JOULES_PER_KWH
         engines_j = self._shares(reading)
         self._book.settle(reading.total_j, reading.idle_j, engines_j, g_per_j, lasts_s)
 
-    def _read_seldom(self, engine: _Metered) -> bool:
+    def _spans_many_steps(self, engine: _Metered) -> bool:
         """Whether a reading of an engine's devices covers many steps."""
         return any(source.renewed_s > 0 for source in self._sources_of(engine))
 

@@ -171,10 +171,10 @@ class RunRecorder:
     def _report_errors(self) -> None:
         """Report the sampler's standard error, which is empty unless the sampler has a defect."""
         with suppress(OSError):  # no sampler was started
-            said = (self._samples / "sampler.err").read_text(errors="replace").strip()
-            if said:
-                self._log("sampler", text=said)
-                self.warn(f"the sampler failed: {said.splitlines()[-1]}")
+            error_output = (self._samples / "sampler.err").read_text(errors="replace").strip()
+            if error_output:
+                self._log("sampler", text=error_output)
+                self.warn(f"the sampler failed: {error_output.splitlines()[-1]}")
 
     def _keep_more(
         self,

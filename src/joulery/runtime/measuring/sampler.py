@@ -265,14 +265,14 @@ def sample_until(
             break
     for stream in streams:
         stream.sample()
-    _linger(streams, clocks)
+    _wait_for_slow_counters(streams, clocks)
     for stream in streams:
         if isinstance(stream, BufferStream):
             stream.sample()
     return late
 
 
-def _linger(streams: Sequence[SampleStream], clocks: Clocks) -> None:
+def _wait_for_slow_counters(streams: Sequence[SampleStream], clocks: Clocks) -> None:
     """Read slow counters until each has changed, so that the last interval reaches past the end."""
     end_ns = clocks.monotonic_ns()
     waiting = {stream: stream.last for stream in streams if stream.linger_s > 0}
@@ -366,7 +366,7 @@ class Sampler:
         self._say(
             {"ready": {"pid": os.getpid(), "channels": [channel_to_dict(c) for m in self._meters for c in m.channels]}}
         )
-        late = sample_until(self._stopped, self._streams, self._config.period_s, limit, self._keep_house)
+        late = sample_until(self._stopped, self._streams, self._config.period_s, limit, self._note_and_flush)
         for meter in self._meters:
             meter.close()
         self._write_notes()
@@ -397,7 +397,7 @@ class Sampler:
             self._abandoned = os.read(0, 64) == b""
         return self._stop
 
-    def _keep_house(self, slowed: Slowed | None) -> None:
+    def _note_and_flush(self, slowed: Slowed | None) -> None:
         if slowed is not None:
             stream, cpu_ratio = slowed
             period_s = self._config.period_s * stream.every * stream.slower

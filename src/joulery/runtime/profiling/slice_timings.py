@@ -186,7 +186,7 @@ async def _time_layout(
         alone[slice_of[answer.replica]].add(answer)
     if width > 1:
         wanted = iter(list(islice(inputs, plan.loaded * width)))
-        for answers in await asyncio.gather(*(_keep_asking(engine, service, wanted) for _ in range(width))):
+        for answers in await asyncio.gather(*(_ask_in_turn(engine, service, wanted) for _ in range(width))):
             for answer in answers[1:]:
                 loaded[slice_of[answer.replica]].add(answer)
     return alone, loaded
@@ -213,7 +213,7 @@ async def _time_batches(
     for size in batch_sizes(max_batch):
         joined = [_joined(list(islice(cycle(inputs), start, start + size))) for start in range(len(inputs))]
         wanted = iter(list(islice(cycle(joined), (plan.batches + 1) * width)))
-        for answers in await asyncio.gather(*(_keep_asking(engine, service, wanted) for _ in range(width))):
+        for answers in await asyncio.gather(*(_ask_in_turn(engine, service, wanted) for _ in range(width))):
             for answer in answers[1:]:
                 found[slice_of[answer.replica]].setdefault(size, _Samples()).add(answer)
     return found
@@ -245,7 +245,7 @@ def _joined(requests: Sequence[Inputs]) -> Inputs:
     return {name: np.concatenate([one[name] for one in requests]) for name in requests[0]}
 
 
-async def _keep_asking(engine: Engine, service: str, inputs: Any) -> list[InferResponse]:
+async def _ask_in_turn(engine: Engine, service: str, inputs: Any) -> list[InferResponse]:
     return [await _ask(engine, service, request) for request in inputs]
 
 

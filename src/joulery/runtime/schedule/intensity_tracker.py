@@ -56,7 +56,7 @@ class IntensityTracker:
         self._grid = GridIntensity(math.nan, math.nan, "nothing")
         self._forecast: CarbonSeries | None = None
         self._asked_s = -math.inf
-        self._said = ""
+        self._last_message = ""
 
     def history(self, now_s: float) -> CarbonSeries | None:
         """Intensity up to now; None where it is unknown."""
@@ -79,7 +79,7 @@ class IntensityTracker:
         hour_s = math.floor(now_s / 3600.0) * 3600.0
         try:
             self._history = self._source.history(hour_s - self._window_s, now_s + min(_ASK_S, 3600.0))
-            self._said = ""
+            self._last_message = ""
         except (DataError, CapabilityError) as error:
             self._history = None
             self._grid = GridIntensity(math.nan, math.nan, "nothing")
@@ -104,8 +104,8 @@ class IntensityTracker:
         return GridIntensity(math.nan, self._history.mean(now_s - self._window_s, now_s), "history")
 
     def _note_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+        if text != self._last_message:
+            self._last_message = text
             self._note(text)
 
 

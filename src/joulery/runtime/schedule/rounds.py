@@ -265,12 +265,12 @@ class RoundPlanner:
                 continue
             timing = self._timing
             view = cluster_view(members, state, grid, now_s, timing.restart_s, gpus, timing.quantum_s)
-            seen = {**_seen(snapshot, view, grid.basis), **where}
+            seen = {**_view_document(snapshot, view, grid.basis), **where}
             left[pool] -= self._plan_group(plan, pool, members, view, seen)
             planned = True
         if not planned:
-            said = "jobs that are left alone hold every slot that is up: the others wait in their order"
-            self._log("round", {"text": said, "jobs": len(jobs)})
+            reason = "jobs that are left alone hold every slot that is up: the others wait in their order"
+            self._log("round", {"text": reason, "jobs": len(jobs)})
         by_id = {job.id: job for job in jobs}
         ranked = dict(self._across_pools(state, by_id, ((job, n) for job, n in plan.target.items() if n)))
         moved = {job.id for job in jobs if job.state is JobState.RUNNING and plan.target.get(job.id) != job.slots}
@@ -337,8 +337,8 @@ class RoundPlanner:
             lines.setdefault(by_id[entry[0]].pool, []).append(entry)
         for job in schedulable(snapshot):
             if job.blocked and job.state is JobState.WAITING:
-                line, turn = lines.setdefault(job.pool, []), self._turn(state, job)
-                later = (at for at, entry in enumerate(line) if self._turn(state, by_id[entry[0]]) > turn)
+                line, turn = lines.setdefault(job.pool, []), self._order_key(state, job)
+                later = (at for at, entry in enumerate(line) if self._order_key(state, by_id[entry[0]]) > turn)
                 slots = state.newcomers.get(kinds.get(kind_name(job), -1), job.min_slots)
                 line.insert(next(later, len(line)), (job.id, slots))
         return list(self._across_pools(state, by_id, [entry for line in lines.values() for entry in line]))
@@ -386,9 +386,9 @@ class RoundPlanner:
         lines: dict[str, list[tuple[int, int]]] = {}
         for entry in planned:
             lines.setdefault(by_id[entry[0]].pool, []).append(entry)
-        return heapq.merge(*lines.values(), key=lambda entry: self._turn(state, by_id[entry[0]]))
+        return heapq.merge(*lines.values(), key=lambda entry: self._order_key(state, by_id[entry[0]]))
 
-    def _turn(self, state: SchedulerState, job: ClusterJob) -> tuple[float, float, int]:
+    def _order_key(self, state: SchedulerState, job: ClusterJob) -> tuple[float, float, int]:
         """Sorts jobs by class, the highest first, and then by submission."""
         return -self._class(state.priority.get(job.id, 0.0)), state.submitted_s.get(job.id, job.submit_s), job.id
 
@@ -411,7 +411,7 @@ class RoundPlanner:
             yield pool, rank, groups[pool, rank]
 
 
-def _seen(snapshot: ClusterSnapshot, view: ClusterView, basis: str) -> dict[str, Any]:
+def _view_document(snapshot: ClusterSnapshot, view: ClusterView, basis: str) -> dict[str, Any]:
     """The policy's view, for the log."""
     names = ("job", "submit_s", "running", "max_gpus", "requested", "kind", "executed_s", "attained_gpu_s",
                "remaining_s", "footprint_kg", "degradation", "gpu_w", "min_gpus", "deadline_s", "longest_s",

@@ -182,7 +182,7 @@ class Scheduler:
             if tick.done and self._mode is Mode.ACT:
                 return tick
         self._inherit(snapshot)
-        self._meet(snapshot)
+        self._record_new_jobs(snapshot)
         self._check_starts(snapshot, now_s)
         tick.snapshot = snapshot = self._judged(snapshot, now_s)
         self._close_month(now_s)
@@ -194,7 +194,7 @@ class Scheduler:
             changes = self._planner.plan(self.state, snapshot, self._intensity.grid(now_s), now_s)
             self.record("plan", **plan_event(self.state, **changes))
         ahead = self._queue_new(snapshot, now_s)
-        tick.reorder = tick.round or ahead or self._came_back(snapshot)
+        tick.reorder = tick.round or ahead or self._has_returned(snapshot)
         self._adopt(snapshot)
         paused = 0 < self._pause_end_s - now_s <= PAUSE_S  # a clock that was set back ends it
         if (self._mode is not Mode.ADVISE or tick.round) and not paused:
@@ -236,7 +236,9 @@ class Scheduler:
         """Apply the ranking of a new round first, so that freed slots go to the right jobs; then the other actions."""
         state = self.state
         if tick.reorder and snapshot.self_starting:
-            came = "a stopped job is back" if self._came_back(snapshot) else "a job of a higher class of priority came"
+            came = (
+                "a stopped job is back" if self._has_returned(snapshot) else "a job of a higher class of priority came"
+            )
             self._do(PlannedAction(self._order(snapshot), "the ranking of this round" if tick.round else came), tick)
             self._ranked = _waiting(snapshot)
         patience_s = _PATIENCE_QUANTA * self._timing.quantum_s
@@ -271,7 +273,7 @@ class Scheduler:
             if job.follows and not self.state.knows(job.id) and self.state.knows(job.follows):
                 self.record("follows", job=job.id, after=job.follows)
 
-    def _meet(self, snapshot: ClusterSnapshot) -> None:
+    def _record_new_jobs(self, snapshot: ClusterSnapshot) -> None:
         """Record the first submission of new jobs, and kinds of job not seen before."""
         state = self.state
         new = [job for job in schedulable(snapshot) if job.id not in state.submitted_s]
@@ -413,7 +415,7 @@ class Scheduler:
             self.record("arrived", job=job.id, slots=slots, place=place)
         return ahead
 
-    def _came_back(self, snapshot: ClusterSnapshot) -> bool:
+    def _has_returned(self, snapshot: ClusterSnapshot) -> bool:
         """Whether a stopped job waits again since the last ranking: its old rank might put it before its successor."""
         back = (job.id for job in snapshot.jobs if job.restarts and job.id not in self._ranked)
         return snapshot.self_starting and not _waiting(snapshot).isdisjoint(back)

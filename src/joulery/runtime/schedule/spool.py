@@ -165,7 +165,7 @@ class SpoolWriter:
                 if not self._begun:
                     self._begin(now_s)
                 elif self._bytes > self._limit_bytes:
-                    self._begin_anew(now_s)
+                    self._rotate(now_s)
                 self._append(now_s, totals)
         except CapabilityError:
             return False
@@ -199,7 +199,7 @@ class SpoolWriter:
             self._written = dict(self._carried)
             self._open(now_s, self._path, self._carried, set(left))
 
-    def _begin_anew(self, now_s: float) -> None:
+    def _rotate(self, now_s: float) -> None:
         """Continue in another file with the totals of this one."""
         with self._alone() as alone:
             if not alone:
@@ -246,10 +246,10 @@ class SpoolWriter:
                 found[file.name] = seen
             else:
                 elsewhere |= seen.carries
-        self._clear_drafts()
+        self._delete_drafts()
         return {name: seen for name, seen in found.items() if name not in elsewhere}
 
-    def _clear_drafts(self) -> None:
+    def _delete_drafts(self) -> None:
         """Delete the drafts of agents that were killed while writing."""
         for draft in self._folder.iterdir():
             if draft.name.startswith(f".{self._node}.") and draft.suffix == ".tmp":
@@ -301,7 +301,7 @@ class SpoolReader:
             OSError: A file cannot be read.
         """
         for _ in range(_LOOKS):
-            seen = {file.name: self._read_on(file) for file in _files(self._folder)}
+            seen = {file.name: self._current_state(file) for file in _files(self._folder)}
             self._files = {name: each for name, each in seen.items() if each is not None}
             if len(self._files) == len(seen):
                 break
@@ -312,7 +312,7 @@ class SpoolReader:
             most = self._most.setdefault(node, {})
             most |= {job: total for job, total in _uncarried(files).items() if total > most.get(job, (-1.0,))}
 
-    def _read_on(self, file: Path) -> SpoolFileState | None:
+    def _current_state(self, file: Path) -> SpoolFileState | None:
         """Present state of a file; None where it was deleted, because a file that was not listed yet carries it."""
         seen = self._files.get(file.name, SpoolFileState())
         try:

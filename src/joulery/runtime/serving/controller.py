@@ -181,7 +181,7 @@ class PolicyControl:
             return replace(seen, running=one.advised, latency_s=math.nan, requests=0, loaded=(), occupied_s={})
         driver = self._by_name.get(one.name)
         changing = driver is not None and driver.acting
-        return replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._wanting()), changing=changing)
+        return replace(seen, waits_for=self._arbiter.ahead_of(one.name, self._all_wait_for_trial()), changing=changing)
 
     def _shadow(self, one: RunningService) -> ShadowReplays | None:
         """The shadow replays of a service; None where its baseline is not audited."""
@@ -190,7 +190,12 @@ class PolicyControl:
         (variant,) = one.audit.baseline.counts
         name = one.name
         return ShadowReplays(
-            name, variant, one.audit.share_ratio, one.profile, self._engine, lambda: self._wanting().get(name, False)
+            name,
+            variant,
+            one.audit.share_ratio,
+            one.profile,
+            self._engine,
+            lambda: self._all_wait_for_trial().get(name, False),
         )
 
     def _watch(self, one: RunningService, seen: Observation, step: Step[Any]) -> None:
@@ -204,7 +209,7 @@ class PolicyControl:
         if one.shadow is not None and len(one.periods) < MIN_PERIODS:
             one.shadow.replay(len(backlog_of(self._engine, one.name)))
 
-    def _wanting(self) -> dict[str, bool]:
+    def _all_wait_for_trial(self) -> dict[str, bool]:
         """Whether each service that tries layouts is on trial, or waits for a trial."""
         states = {name: driver.state for name, driver in self._by_name.items()}
         return {
@@ -292,7 +297,7 @@ class PolicyControl:
             if self.places is None or self._mode is not Mode.ACT or self._changing.locked():
                 return
             layout = running_layout(self._engine, one.name)
-            if layout is None or self._wanting().get(one.name, False):
+            if layout is None or self._all_wait_for_trial().get(one.name, False):
                 continue
             actuator = self._actuator(one)
             if not actuator.is_settled(layout):

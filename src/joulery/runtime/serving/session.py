@@ -225,7 +225,7 @@ class ServingSession:
         """
         tasks = [asyncio.create_task(driver.run(), name="controller") for driver in self.control.drivers]
         tasks += [asyncio.create_task(driver.run(), name="governor") for driver in self._governors]
-        tasks.append(asyncio.create_task(self._tick_along(), name="ticks"))
+        tasks.append(asyncio.create_task(self._tick_loop(), name="ticks"))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -344,7 +344,7 @@ class ServingSession:
         if end_s > self._ticked_s:
             self.tick(end_s)
 
-    async def _tick_along(self) -> None:
+    async def _tick_loop(self) -> None:
         start = time.monotonic()
         while True:
             elapsed = time.monotonic() - start

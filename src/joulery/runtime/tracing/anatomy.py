@@ -168,7 +168,7 @@ def _span(trace: EventTrace, traces: Sequence[PowerTrace], power: Sequence[Power
     if events is None and readings is None:
         raise DataError("neither an event nor a reading of power: there is nothing to account")
     if events is None or readings is None:
-        return _at_least_a_moment(events or readings or (0, 1))
+        return _at_least_1_ns(events or readings or (0, 1))
     last = max((int(item.edges_ns[-1]) for item in power if len(item)), default=readings[1])
     if events[1] < readings[0] or events[0] > max(last, readings[1]):
         raise DataError(
@@ -176,8 +176,8 @@ def _span(trace: EventTrace, traces: Sequence[PowerTrace], power: Sequence[Power
             "common",
             hint="their clocks differ: shift the power with --offset, or name the session with --window START END",
         )
-    return _at_least_a_moment((min(events[0], readings[0]), max(events[1], readings[1])))
+    return _at_least_1_ns((min(events[0], readings[0]), max(events[1], readings[1])))
 
 
-def _at_least_a_moment(span: tuple[int, int]) -> tuple[int, int]:
+def _at_least_1_ns(span: tuple[int, int]) -> tuple[int, int]:
     return span[0], max(span[1], span[0] + 1)

@@ -67,7 +67,7 @@ def oracle(
     timely = [row for row in rows if bench.metrics[row].latency_s <= bench.table.base_latency_s]
     within = [row for row in timely if bench.metrics[row].accuracy_ratio >= least_accuracy_ratio - 1e-9]
     if not within:
-        error = _nothing_within(bench, timely, rows, least_accuracy_ratio)
+        error = _infeasible(bench, timely, rows, least_accuracy_ratio)
         return replace(fixed(None, intensities), invocations=len(intensities), infeasible=error)
 
     def best(g_per_kwh: float) -> int:
@@ -76,7 +76,7 @@ def oracle(
     return Timetable(tuple(((1.0, best(g_per_kwh)),) for g_per_kwh in intensities))
 
 
-def _nothing_within(
+def _infeasible(
     bench: Bench, timely: Sequence[int], rows: Sequence[int], least_accuracy_ratio: float
 ) -> InfeasibleError:
     """The error that no configuration keeps both limits; nearest is the most accurate in time, else the fastest."""

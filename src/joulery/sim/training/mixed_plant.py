@@ -95,7 +95,7 @@ class MixedPlant(Plant):
         self._count_awake(at)
         return woken
 
-    def _vacate(self, now_s: float, job: int, gpus: int) -> None:
+    def _free_gpus(self, now_s: float, job: int, gpus: int) -> None:
         at = self.group_of[job]
         self.group_of[job] = -1
         self.free_gpus[at] += gpus

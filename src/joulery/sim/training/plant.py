@@ -316,7 +316,7 @@ class Plant:
         gpus = self.accounts.gpus.item(job)
         self.power_w -= self.accounts.job_w(job)
         self.accounts.gpus[job] = 0
-        self._vacate(now_s, job, gpus)
+        self._free_gpus(now_s, job, gpus)
         self._note_power(now_s)
         self.version[job] += 1
         self.hash.update(f"{now_s:.6f},{job},0;".encode())
@@ -376,7 +376,7 @@ class Plant:
         self.awake += max(0, woken)
         return woken > 0
 
-    def _vacate(self, now_s: float, job: int, gpus: int) -> None:
+    def _free_gpus(self, now_s: float, job: int, gpus: int) -> None:
         if self.pool is not None:
             self.free += gpus
             if self.pool.give(job, now_s) and self.cluster.sleep_after_s < math.inf:

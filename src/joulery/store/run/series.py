@@ -159,7 +159,7 @@ def read_labelled(path: Path, texts: Sequence[str]) -> tuple[dict[str, npt.NDArr
     if path.suffix == ".npz":
         arrays = _read_arrays(path)
         names = [name for name in arrays if not name.endswith(_WORDS)]
-        labels = {name: _words(arrays, name) for name in names if name in texts}
+        labels = {name: _text_labels(arrays, name) for name in names if name in texts}
         return {name: arrays[name] for name in names if name not in texts}, labels
     table = _read_parquet(path, read_dictionary=list(texts))
     names = [name for name in table.column_names if name not in texts]
@@ -167,7 +167,7 @@ def read_labelled(path: Path, texts: Sequence[str]) -> tuple[dict[str, npt.NDArr
     return {name: table.column(name).to_numpy() for name in names}, labels
 
 
-def _words(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Labels:
+def _text_labels(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Labels:
     words = arrays.get(name + _WORDS)
     if words is not None:
         return Labels(arrays[name], words.tolist())

@@ -101,11 +101,11 @@ def _reset(as_json: bool) -> None:
     """Revert all leases."""
     from joulery.app.wiring.leases import reset_everything
 
-    said = reset_everything()
+    reverted = reset_everything()
     if as_json:
-        click.echo(json.dumps({"schema": "joulery.doctor/1", "reset": list(said)}, indent=2))
+        click.echo(json.dumps({"schema": "joulery.doctor/1", "reset": list(reverted)}, indent=2))
         return
-    for line in said:
+    for line in reverted:
         click.echo(line)
-    if not said:
+    if not reverted:
         click.echo("no setting is leased")

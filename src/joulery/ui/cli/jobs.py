@@ -56,9 +56,9 @@ def command(
             return
     rows, problems = jobs_by_cluster(jobs, cluster)
     if as_json:
-        said = [{"cluster": name, **error.as_dict()} for name, error in problems.items()]
+        problem_entries = [{"cluster": name, **error.as_dict()} for name, error in problems.items()]
         several = cluster is None and len(jobs.clusters) > 1
-        click.echo(json.dumps({"jobs": rows} | ({"problems": said} if several else {}), default=str))
+        click.echo(json.dumps({"jobs": rows} | ({"problems": problem_entries} if several else {}), default=str))
     else:
         click.echo(_table(rows), nl=False)
         for name, error in problems.items():

@@ -122,7 +122,7 @@ def command(
         )
         guard.exit_code = measured.exit_code
         with lost_if_refused():
-            _tell(measured, place, as_json=as_json)
+            _print_result(measured, place, as_json=as_json)
     return guard.exit_code
 
 
@@ -174,7 +174,7 @@ def _tracing(framework: str | None, steps: str | None, estimator: Estimator) -> 
     return run_tracing(framework, steps, estimator)
 
 
-def _tell(measured: Measured, place: JobPlace, *, as_json: bool) -> None:
+def _print_result(measured: Measured, place: JobPlace, *, as_json: bool) -> None:
     if measured.error is not None:
         message, _, hint = measured.error.partition("\n  ")
         report_error(CapabilityError(message, hint=hint), as_json=as_json)

@@ -229,7 +229,7 @@ def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]
         with without_solver_lines():
             found = look_up(site, Path(kept), *point_of(at), as_kept=given["as_kept"])
         _keep(document := document_of(found.plan), out)
-        _echo(document, found_view(found.plan, found.name, found.regret, found.saved_ratio), as_json)
+        _print_result(document, found_view(found.plan, found.name, found.regret, found.saved_ratio), as_json)
         return
     if at is not None or given["as_kept"]:
         flag = "--as-kept" if at is None else "--at"
@@ -240,7 +240,7 @@ def _plan_envelope(site: Site, g_per_kwh: float | None, given: Mapping[str, Any]
     _keep(document := envelope_document(made), out)
     if given["page_file"] is not None:
         _write(given["page_file"], envelope_page(made, site.name))
-    _echo(document, [envelope_view(made)], as_json)
+    _print_result(document, [envelope_view(made)], as_json)
 
 
 def _progress(loads: int, error_ratio: float) -> None:
@@ -250,7 +250,7 @@ def _progress(loads: int, error_ratio: float) -> None:
         click.echo(f"\rplanned for {loads} loads{left}  ", nl=False, err=True)
 
 
-def _echo(document: dict[str, Any], shown: list[RenderableType], as_json: bool) -> None:
+def _print_result(document: dict[str, Any], shown: list[RenderableType], as_json: bool) -> None:
     """Print a result, as JSON or as text."""
     if as_json:
         click.echo(json.dumps(document))

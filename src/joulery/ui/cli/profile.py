@@ -153,7 +153,7 @@ def _under_mps(what: str | None, flags: Mapping[str, Any], output: Path | None, 
     names = ("mps", "inputs", "seconds", "warmup", "kernels", "launch_s", "ncu", "base")
     request = MpsRequest(what, *(flags[name] for name in names))
     with _progress("profiling", quiet=as_json) as progress:
-        profile = profile_mps(request, progress, lambda said: click.echo(said, err=True))
+        profile = profile_mps(request, progress, lambda text: click.echo(text, err=True))
     _hand_over(profile, output, as_json)
 
 

@@ -91,7 +91,7 @@ def _waiting(jobs: Sequence[Mapping[str, Any]], now_s: float) -> Html:
     ordered = sorted(jobs, key=lambda job: (job["rank"] is None, job["rank"] or 0, job["submit_s"]))
     rows: list[Sequence[Child]] = [
         (
-            f"{job['rank'] or UNKNOWN}", *_who(job), f"{job['min_slots']}", _ago(now_s - job["submit_s"]),
+            f"{job['rank'] or UNKNOWN}", *_job_cells(job), f"{job['min_slots']}", _ago(now_s - job["submit_s"]),
             UNKNOWN if job["expected_start_s"] is None else f"about {_local(job['expected_start_s'])}",
             job["waits_because"] or UNKNOWN,
         )
@@ -107,7 +107,8 @@ def _running(jobs: Sequence[Mapping[str, Any]]) -> Html:
         return tag("p", "No job runs.", class_="soft")
     rows: list[Sequence[Child]] = [
         (
-            *_who(job), f"{job['slots']}", UNKNOWN if job["progress_ratio"] is None else percent(job["progress_ratio"]),
+            *_job_cells(job), f"{job['slots']}",
+            UNKNOWN if job["progress_ratio"] is None else percent(job["progress_ratio"]),
             UNKNOWN if job["power_w"] is None else si(job["power_w"], "W"),
             UNKNOWN if job["energy_j"] is None else si(job["energy_j"], "J"),
             grams(job["carbon_g"]), job["quality"] or UNKNOWN,
@@ -123,7 +124,7 @@ def _names(jobs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return ("job", *(("cluster",) if any("cluster" in job for job in jobs) else ()), "name", "owner")
 
 
-def _who(job: Mapping[str, Any]) -> tuple[str, ...]:
+def _job_cells(job: Mapping[str, Any]) -> tuple[str, ...]:
     cluster = (str(job["cluster"]),) if "cluster" in job else ()
     return (str(job["job"]), *cluster, str(job["name"]), str(job["owner"]))
 

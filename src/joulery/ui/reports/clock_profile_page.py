@@ -69,10 +69,10 @@ def _prefix(largest: float, unit: str) -> tuple[float, str]:
 def _ends_and_least(x: FloatArray, y: FloatArray, unit: str) -> str:
     """The values at the highest and the lowest clock, and the least value if it is at another clock."""
     least, ends = int(y.argmin()), (len(x) - 1, 0)
-    said = [f"{si(float(y[index]), unit)} at {x[index]:.0f} MHz" for index in ends]
+    captions = [f"{si(float(y[index]), unit)} at {x[index]:.0f} MHz" for index in ends]
     if least not in ends:
-        said.append(f"least {si(float(y[least]), unit)} at {x[least]:.0f} MHz")
-    return ", ".join(said)
+        captions.append(f"least {si(float(y[least]), unit)} at {x[least]:.0f} MHz")
+    return ", ".join(captions)
 
 
 def _scores_text(profile: ClockProfile) -> str:

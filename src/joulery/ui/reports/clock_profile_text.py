@@ -19,8 +19,8 @@ SHOWN = 12
 def clock_view(profile: ClockProfile, notes: Sequence[str]) -> list[RenderableType]:
     """Score of the model and its phases, the curve, the operators that take longest."""
     parts: list[RenderableType] = [_headline(profile), _curve(profile), Text(""), _operators(profile)]
-    said = [f"{profile.quality.value}: {profile.source}", *notes]
-    return [*parts, *(Text(line, style="yellow" if line in notes else "dim") for line in said)]
+    footer = [f"{profile.quality.value}: {profile.source}", *notes]
+    return [*parts, *(Text(line, style="yellow" if line in notes else "dim") for line in footer)]
 
 
 def headline(profile: ClockProfile) -> str:

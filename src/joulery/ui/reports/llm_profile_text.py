@@ -80,17 +80,17 @@ def _with_error(value: float | None, band: Band | None, form: str) -> str:
 
 
 def _notes(answers: tuple[LlmPrediction, ...]) -> list[RenderableType]:
-    said: list[RenderableType] = [
+    parts: list[RenderableType] = [
         Text(
             "± holds two of three rows left out alike; fitted: its configuration was measured at other loads; ", "dim"
         ),
         Text("transferred: from other models, GPU types, numbers of GPUs, precisions or tasks", "dim"),
     ]
     if any(not answer.fits_memory for answer in answers):
-        said.append(
+        parts.append(
             Text("does not fit: weights and the KV cache of one request exceed the memory of the GPUs", "yellow")
         )
-    return [*said, Text()]
+    return [*parts, Text()]
 
 
 def _validation(profile: LlmProfile) -> Table:

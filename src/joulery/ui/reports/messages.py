@@ -74,21 +74,21 @@ def notes_together(views: Sequence[RunView]) -> tuple[str, ...]:
 
 def shared_idle(views: Sequence[RunView]) -> tuple[str, ...]:
     """A note for each machine on which runs that contain its whole idle power overlap in time."""
-    said: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     whole = [view for view in views if view.footprint.idle_j > 0 and _idle_rule(view) == "whole"]
     latest: dict[str, RunView] = {}
     for view in sorted(whole, key=lambda one: one.footprint.start_s):
         host = str(view.manifest.get("host") or "")
         before = latest.get(host)
         if host and before is not None and view.footprint.start_s < before.footprint.end_s:
-            said.setdefault(
+            sentences.setdefault(
                 host,
                 f"{before.name} and {view.name} ran on {host} at the same time, and each contains its whole idle "
                 "power: the sum counts that twice (measure with --idle share)",
             )
         if before is None or view.footprint.end_s > before.footprint.end_s:
             latest[host] = view
-    return tuple(said.values())
+    return tuple(sentences.values())
 
 
 def _idle_rule(view: RunView) -> str:

@@ -61,7 +61,7 @@ def calibration_view(found: Sequence[Calibration]) -> list[RenderableType]:
                 f"{100 * error.p95_ratio:+.1f} %",
             )
     total = totals(found)
-    said = (
+    fit = (
         f"accuracy within {total['worst_accuracy_points']:.3f} points, joules within "
         f"{percent(total['worst_energy_ratio'])}, p95 within 10 % on {total['p95_within_10_percent']} of "
         f"{total['points']} points and within {percent(total['worst_p95_ratio'])} on all"
@@ -70,7 +70,7 @@ def calibration_view(found: Sequence[Calibration]) -> list[RenderableType]:
     return [
         table,
         Text(),
-        Text(said),
+        Text(fit),
         Text(f"idle power of all its GPUs: {idle}"),
         Text("calibrated by simulation on these very points: a fit, not a validation", style="dim"),
     ]

@@ -121,11 +121,11 @@ class SavingsReport:
             if name != reference:
                 lines.append(f"Speed of {name}: {_ratio(known)} x that of {reference}.")
         tests = (("run time", speed.run_times), ("power", speed.powers))
-        said = [f"{name} of {test.inside} of {test.checked}" for name, test in tests if test.checked]
-        if said:
+        coverages = [f"{name} of {test.inside} of {test.checked}" for name, test in tests if test.checked]
+        if coverages:
             doubt = any(test.reliable is False for _, test in tests)
             lines.append(
-                f"Back-test: {', '.join(said)} ended jobs lies in the 90 % interval of earlier jobs of their kind"
+                f"Back-test: {', '.join(coverages)} ended jobs lies in the 90 % interval of earlier jobs of their kind"
                 + ("; that is less than chance explains: jobs of one name differ here." if doubt else ".")
             )
         return lines

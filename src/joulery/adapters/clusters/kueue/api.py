@@ -45,7 +45,7 @@ class ApiAnswer:
         return self.status < HTTPStatus.BAD_REQUEST
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The API server's message, in one line."""
         return " ".join(str(self.document.get("message") or f"HTTP {self.status}").split())[:300]
 
@@ -110,7 +110,7 @@ class KubernetesApi:
                 if answer.status == HTTPStatus.GONE:
                     break
                 if not answer.ok:
-                    raise CapabilityError(f"{path} cannot be listed: {answer.said}", resource=path)
+                    raise CapabilityError(f"{path} cannot be listed: {answer.message}", resource=path)
                 items += _items(answer.document, path)
                 token = str((answer.document.get("metadata") or {}).get("continue") or "")
                 if not token:
@@ -168,7 +168,7 @@ def raise_if_unusable(status: int, text: str, method: str, path: str, access: Ku
     Raises:
         CapabilityError: The server refuses access, is overloaded, or fails.
     """
-    said = " ".join(text.split())[:300]
+    message = " ".join(text.split())[:300]
     if status == HTTPStatus.UNAUTHORIZED:
         raise CapabilityError(
             f"the API server at {access.url} does not know this user (HTTP 401)",
@@ -176,13 +176,13 @@ def raise_if_unusable(status: int, text: str, method: str, path: str, access: Ku
             grant="kubectl create token joulery --namespace joulery",
         )
     if status == HTTPStatus.FORBIDDEN:
-        message = _document(text, path).get("message") if text.lstrip().startswith("{") else said
+        reason = _document(text, path).get("message") if text.lstrip().startswith("{") else message
         raise CapabilityError(
-            f"Kubernetes does not let this user {method} {path}: {message}", resource=path, grant=GRANT
+            f"Kubernetes does not let this user {method} {path}: {reason}", resource=path, grant=GRANT
         )
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise CapabilityError(
-            f"the API server at {access.url} answers HTTP {status} to {method} {path}: {said}", resource="Kubernetes"
+            f"the API server at {access.url} answers HTTP {status} to {method} {path}: {message}", resource="Kubernetes"
         )
 
 

@@ -151,7 +151,7 @@ class KueueBackend:
             if answer.status == HTTPStatus.NOT_FOUND:
                 raise ActuationError(f"Kueue knows no job {job} ({workload.name}): it ended meanwhile")
             if answer.status != HTTPStatus.CONFLICT:
-                raise ActuationError(f"Kubernetes refuses to change job {job} ({workload.name}): {answer.said}")
+                raise ActuationError(f"Kubernetes refuses to change job {job} ({workload.name}): {answer.message}")
             workload = self._read(path, job)
         raise ActuationError(f"job {job} ({workload.name}) was changed {_TRIES} times in a row by others")
 
@@ -176,7 +176,7 @@ class KueueBackend:
                     hint="install Kueue: https://kueue.sigs.k8s.io/docs/installation",
                 )
             if not answer.ok:
-                raise CapabilityError(f"kueue.x-k8s.io cannot be read: {answer.said}", resource="kueue.x-k8s.io")
+                raise CapabilityError(f"kueue.x-k8s.io cannot be read: {answer.message}", resource="kueue.x-k8s.io")
             served = [str(one.get("version")) for one in answer.document.get("versions") or ()]
             known = next((version for version in _VERSIONS if version in served), None)
             if known is None:

@@ -54,7 +54,7 @@ def kueue_rights(api: KubernetesApi) -> Iterator[KueueRight]:
             },
         )
         if not answer.ok:
-            raise CapabilityError(f"rights cannot be asked for: {answer.said}", resource="Kubernetes")
+            raise CapabilityError(f"rights cannot be asked for: {answer.message}", resource="Kubernetes")
         status = answer.document.get("status") or {}
         allowed = bool(status.get("allowed"))
         detail = purpose if allowed else f"{purpose}: {status.get('reason') or 'not allowed'}"

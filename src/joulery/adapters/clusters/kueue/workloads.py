@@ -201,17 +201,17 @@ def verdict(workload: KueueWorkload, resource: str) -> tuple[str, bool]:
     """
     if not workload.active or workload.reserved:
         return "", False
-    said = workload.condition("QuotaReserved")
-    seen, now = said.get("observedGeneration"), workload.document["metadata"].get("generation")
-    if not said or (seen and now and int(seen) < int(now)):
+    condition = workload.condition("QuotaReserved")
+    seen, now = condition.get("observedGeneration"), workload.document["metadata"].get("generation")
+    if not condition or (seen and now and int(seen) < int(now)):
         return "", False
-    message = " ".join(str(said.get("message") or "").split())
+    message = " ".join(str(condition.get("message") or "").split())
     if _PREEMPTS in message.lower():  # Kueue makes room by itself
         return "", False
     lacks = set(_LACKS.findall(message))
-    if lacks == {resource} or (not lacks and said.get("reason") == _WAITS_FOR_QUOTA):
+    if lacks == {resource} or (not lacks and condition.get("reason") == _WAITS_FOR_QUOTA):
         return "", True
-    return (message or str(said.get("reason") or ""))[:200], False
+    return (message or str(condition.get("reason") or ""))[:200], False
 
 
 def to_job(workload: KueueWorkload, resource: str, pool: str, runs_on: frozenset[str] | None) -> ClusterJob | None:

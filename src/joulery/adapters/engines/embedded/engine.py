@@ -136,7 +136,7 @@ class LocalEngine(ServiceMixes):
         async with self._changing:
             start_s, start = unix_s(), time.monotonic()
             kept, missing, surplus = self._difference(target)
-            becoming = _becoming(missing, surplus)
+            becoming = _convertible(missing, surplus)
             kept += becoming
             cleared = await self._clear(target, kept, missing, surplus, becoming)
             try:
@@ -381,7 +381,7 @@ class LocalEngine(ServiceMixes):
                 self._services[replica.spec.service].ready(replica)
 
 
-def _becoming(missing: list[ReplicaSpec], surplus: list[WorkerReplica]) -> dict[WorkerReplica, ReplicaSpec]:
+def _convertible(missing: list[ReplicaSpec], surplus: list[WorkerReplica]) -> dict[WorkerReplica, ReplicaSpec]:
     """Replicas that become others without a new process; they are removed from ``missing`` and ``surplus``."""
     found: dict[WorkerReplica, ReplicaSpec] = {}
     for replica in list(surplus):

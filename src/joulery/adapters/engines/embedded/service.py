@@ -131,7 +131,7 @@ class ServiceQueue:
         """Variants of the replicas that take requests."""
         return {server.variant for server in self.queue.servers if not server.leaving}
 
-    def _unsteer(self, there: Collection[str]) -> None:
+    def _clear_steering(self, there: Collection[str]) -> None:
         """Let any replica answer the waiting requests that were steered to a variant outside ``there``."""
         for ticket in self.queue.open_tickets():
             if ticket.variant and not ticket.payload.request.variant and ticket.variant not in there:
@@ -220,7 +220,7 @@ class ServiceQueue:
             self.replicas.remove(replica)
         elif not replica.spec.standby:
             self._fail_over(replica)
-        self._unsteer(self._answering())
+        self._clear_steering(self._answering())
         self._stand_ins = {
             lost: one for lost, one in self._stand_ins.items() if one is not replica and lost in self.replicas
         }
@@ -229,7 +229,7 @@ class ServiceQueue:
     def _fail_over(self, lost: WorkerReplica) -> None:
         """Let the warm standby of a replica answer while the replica restarts."""
         taken = self._stand_ins.values()
-        standby = next((one for one in self.replicas if one not in taken and _stands_by(one, lost)), None)
+        standby = next((one for one in self.replicas if one not in taken and _is_standby_of(one, lost)), None)
         if standby is not None:
             self._stand_ins[lost] = standby
             standby.server.warm = standby.warm
@@ -255,7 +255,7 @@ class ServiceQueue:
     def drop(self, message: str, variants: frozenset[str] | None = None) -> None:
         """Answer waiting requests with an error: all, or those for a variant that is not among ``variants``."""
         if variants is not None:
-            self._unsteer(variants)
+            self._clear_steering(variants)
         for ticket in self.queue.drop_waiting(variants) if variants is not None else self.queue.drop_waiting():
             ticket.payload.fail(RequestError(message, Outcome.UNAVAILABLE))
         self.pump()
@@ -323,7 +323,7 @@ class ServiceQueue:
         replica.kill(reason)
 
 
-def _stands_by(standby: WorkerReplica, lost: WorkerReplica) -> bool:
+def _is_standby_of(standby: WorkerReplica, lost: WorkerReplica) -> bool:
     """Whether one is a warm standby of the other: of the same variant, on the same cores or the same GPU."""
     one, other = standby.spec, lost.spec
     places = (one.variant, one.cores, one.device) == (other.variant, other.cores, other.device)

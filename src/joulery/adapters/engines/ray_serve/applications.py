@@ -152,7 +152,7 @@ def drifted(apps: Mapping[str, RayApp], states: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def said(application: Mapping[str, Any]) -> str:
+def status_message(application: Mapping[str, Any]) -> str:
     """Ray's message about an application that does not start."""
     deployments = application.get("deployments", {}).values()
     return "; ".join(text for text in (d.get("message", "") for d in deployments) if text) or "it gives no reason"

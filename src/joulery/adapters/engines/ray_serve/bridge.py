@@ -164,9 +164,9 @@ class RayBridge:
             process.kill()
         status = await asyncio.to_thread(process.wait)
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-        self._gone(f"Ray is gone: the process that is connected to it {how}")
+        self._fail_calls(f"Ray is gone: the process that is connected to it {how}")
 
-    def _gone(self, reason: str) -> None:
+    def _fail_calls(self, reason: str) -> None:
         writer, self._writer, self.lost = self._writer, None, reason
         if writer is not None:
             writer.close()

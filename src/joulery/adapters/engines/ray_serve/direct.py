@@ -159,7 +159,7 @@ class DirectLines:
             why = "they are on another machine, and nothing listens beyond loopback unasked"
             self._refused(replica, info, f"{why}; serving.engine.direct: true has them listen at their node's address")
             return
-        made = ReplicaConnection(lambda: self._says_leaving(replica), lambda held: self._closed(replica, made, held))
+        made = ReplicaConnection(lambda: self._replica_leaves(replica), lambda held: self._closed(replica, made, held))
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -181,7 +181,7 @@ class DirectLines:
             f"milliseconds of CPU time a request: {why}"
         )
 
-    def _says_leaving(self, replica: str) -> None:
+    def _replica_leaves(self, replica: str) -> None:
         self._left.add(replica)
         self._leaving_called(replica)
 

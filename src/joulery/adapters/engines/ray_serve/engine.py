@@ -19,7 +19,7 @@ from typing import Any
 from joulery.adapters.engines.embedded.batches import kind_of
 from joulery.adapters.engines.embedded.service import check_inputs
 from joulery.adapters.engines.embedded.wire import unpack_error
-from joulery.adapters.engines.ray_serve.applications import RayApp, apps_of, entry_of, node_of, said
+from joulery.adapters.engines.ray_serve.applications import RayApp, apps_of, entry_of, node_of, status_message
 from joulery.adapters.engines.ray_serve.bridge import RayBridge
 from joulery.adapters.engines.ray_serve.calls import (
     RayCall,
@@ -366,7 +366,7 @@ class RayServeEngine:
             for app in missing:
                 found = states.get(app.name, {})
                 if found.get("status") == "DEPLOY_FAILED":
-                    raise ActuationError(f"Ray cannot run {app.name}: {said(found)}")
+                    raise ActuationError(f"Ray cannot run {app.name}: {status_message(found)}")
             if time.monotonic() > end_s:
                 names = ", ".join(app.name for app in missing)
                 raise ActuationError(f"Ray did not bring up {names} within {self.settings.launch_s:g} s")

@@ -210,19 +210,19 @@ class LlamaEngine:
         try:
             async with asyncio.timeout(settings.launch_s):
                 line = await _first_line(process)
-            said = json.loads(line or b"{}")
+            answer = json.loads(line or b"{}")
         except (TimeoutError, ValueError) as error:
             await self._end()
             raise ActuationError(f"{self.name} was not ready after {settings.launch_s:g} s") from error
         except BaseException:
             await self._end()
             raise
-        if "url" not in said:
+        if "url" not in answer:
             await self._end()
-            why = said.get("error", "it ended; see what it printed above")
-            grant = HOW if said.get("missing") else None
+            why = answer.get("error", "it ended; see what it printed above")
+            grant = HOW if answer.get("missing") else None
             raise CapabilityError(f"{self.name} did not start: {why}", resource=str(settings.path), grant=grant)
-        upstream = Upstream(said["url"], settings.name, stall_s=settings.launch_s)
+        upstream = Upstream(answer["url"], settings.name, stall_s=settings.launch_s)
         self._asked = OpenAiEngine(upstream, cpu_s=lambda: _process_cpu_s(process.pid))
         self._up.set()
 

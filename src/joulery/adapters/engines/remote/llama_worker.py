@@ -24,15 +24,15 @@ def main(arguments: list[str]) -> int:
     die_with(int(arguments[0]))
     options = json.loads(arguments[1])
     # llama.cpp prints to standard output: keep that for the one line, give it standard error instead.
-    said = os.dup(1)
+    answer_fd = os.dup(1)
     os.dup2(2, 1)
     try:
         server = _serve(options)
         line = {"url": server.listening_address}
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         line = {"error": f"{type(error).__name__}: {error}", "missing": isinstance(error, ImportError)}
-    os.write(said, json.dumps(line).encode() + b"\n")
-    os.close(said)
+    os.write(answer_fd, json.dumps(line).encode() + b"\n")
+    os.close(answer_fd)
     if "error" in line:
         return 1
     while os.read(0, 4096):

@@ -290,7 +290,9 @@ class OpenInferenceEngine:
         variant = remote.spec.variant
         if reply.status_code != 200:
             outcome = _OUTCOMES.get(reply.status_code, Outcome.FAILED)
-            raise RequestError(_said(reply), outcome, variant=variant, service_s=end_s - start_s, attempts=attempts)
+            raise RequestError(
+                _error_message(reply), outcome, variant=variant, service_s=end_s - start_s, attempts=attempts
+            )
         try:
             outputs = decoded(reply.headers, reply.content)
         except (DataError, ValueError, KeyError, TypeError) as error:
@@ -392,7 +394,7 @@ class OpenInferenceEngine:
         place = remote.place
         described = await self._client.get(f"{place.server}{place.path}")
         if described.status_code != 200:
-            raise ActuationError(f"{place.server} does not describe {place.model}: {_said(described)}")
+            raise ActuationError(f"{place.server} does not describe {place.model}: {_error_message(described)}")
         try:
             content = described.json()
             remote.inputs, remote.outputs = specs(content.get("inputs", ())), specs(content.get("outputs", ()))
@@ -408,7 +410,7 @@ class OpenInferenceEngine:
         )
         if loaded.status_code != 200:
             raise ActuationError(
-                f"{place.server} does not serve {place.model} and does not load it: {_said(loaded)}",
+                f"{place.server} does not serve {place.model} and does not load it: {_error_message(loaded)}",
                 hint="start it with the model, or with --model-control-mode=explicit",
             )
         remote.loaded_here = True
@@ -436,7 +438,7 @@ class OpenInferenceEngine:
             remote.last_error = str(error)
 
 
-def _said(reply: httpx.Response) -> str:
+def _error_message(reply: httpx.Response) -> str:
     """A server's message about its refusal, in one line."""
     try:
         return str(reply.json()["error"])

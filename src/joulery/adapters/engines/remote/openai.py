@@ -160,12 +160,12 @@ class OpenAiEngine:
         streamed = _can_stream(request)
         async with self._faults():
             sending = self._open().send(self._request(request, priority, streamed), stream=True)
-            answer = await (self._patient(sending) if streamed else sending)
+            answer = await (self._wait_for_data(sending) if streamed else sending)
             try:
                 if answer.status_code != 200:
                     raise self._refusal(answer.status_code, answer.headers, await _bounded(answer))
                 if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                    yield self._whole(request.kind, await _bounded(answer))
+                    yield self._unstreamed(request.kind, await _bounded(answer))
                     return
                 async with aclosing(self._stream(answer, request)) as events:
                     async for event in events:
@@ -242,7 +242,7 @@ class OpenAiEngine:
             body["stream_options"] = options
         return orjson.dumps(body)
 
-    async def _patient(self, arrival: Coroutine[Any, Any, T], *, waits: bool = True) -> T:
+    async def _wait_for_data(self, arrival: Coroutine[Any, Any, T], *, waits: bool = True) -> T:
         """Wait for something to arrive: at most ``stall_s``, or longer if ``waits`` is true and probes are answered.
 
         Raises:
@@ -282,7 +282,7 @@ class OpenAiEngine:
                     return True
         return False
 
-    def _whole(self, kind: GenerationKind, content: bytes) -> GenerationEvent:
+    def _unstreamed(self, kind: GenerationKind, content: bytes) -> GenerationEvent:
         return self._final(kind, self._checked(self._object(content)))
 
     def _final(self, kind: GenerationKind, data: dict[str, Any], counted: int = 0) -> GenerationEvent:
@@ -322,7 +322,7 @@ class OpenAiEngine:
         begun = False
         iterator = answer.aiter_bytes()
         while True:
-            piece = await self._patient(_next(iterator), waits=not begun or self.dialect.orders)
+            piece = await self._wait_for_data(_next(iterator), waits=not begun or self.dialect.orders)
             if not piece:
                 return
             begun = True

@@ -70,9 +70,11 @@ def _served(found: dict[str, Any], model: str, gpus: str, most: str) -> ServedMo
     named = str(found.get(model) or "")
     quantization, dtype = str(found.get("quantization") or "None"), str(found.get("dtype") or "").removeprefix("torch.")
     precision = quantization if quantization != "None" else dtype if dtype in _FLOATS else ""
-    return ServedModel((named,) if named else (), _whole(found.get(gpus)), _whole(found.get(most)), precision)
+    return ServedModel(
+        (named,) if named else (), _whole_number(found.get(gpus)), _whole_number(found.get(most)), precision
+    )
 
 
-def _whole(value: Any) -> int | None:
+def _whole_number(value: Any) -> int | None:
     text = str(value)
     return int(text) if text.isdigit() and int(text) > 0 else None

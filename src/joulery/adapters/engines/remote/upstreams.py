@@ -329,9 +329,9 @@ class UpstreamEngine(ServiceMixes):
             raise RequestError(f"{service.name} runs no variant {request.variant!r} now", Outcome.UNKNOWN)
         asked = [request.variant] if request.variant else service.variants
         if not any(self._is_up(service.name, name) for name in asked):
-            raise self._none_up(service.name, asked)
+            raise self._unavailable(service.name, asked)
 
-    def _none_up(self, service: str, asked: Sequence[str]) -> RequestError:
+    def _unavailable(self, service: str, asked: Sequence[str]) -> RequestError:
         views = {view.spec.variant: view for view in self._wire.replicas() if view.spec.service == service}
         why = next((views[name].last_error for name in asked if name in views and views[name].last_error), "not ready")
         return RequestError(
@@ -408,7 +408,7 @@ class UpstreamEngine(ServiceMixes):
                     busy = error
         if busy is not None:
             raise busy
-        raise self._none_up(service.name, every)
+        raise self._unavailable(service.name, every)
 
 
 def _starting(slot: _Slot) -> ReplicaView:

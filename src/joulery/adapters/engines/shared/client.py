@@ -160,7 +160,7 @@ class EngineClient:
                 await self._connect(link)
                 await link.ended
             except (OSError, CapabilityError) as error:
-                self.refused = self._distrust(link, error) or self.refused
+                self.refused = self._encryption_failure(link, error) or self.refused
             self._lost(link)
             await asyncio.sleep(_RETRY_S)
 
@@ -316,7 +316,7 @@ class EngineClient:
         while self._unsent:
             self._report(link, *self._unsent.popleft())
 
-    def _distrust(self, link: _Link, error: Exception) -> str:
+    def _encryption_failure(self, link: _Link, error: Exception) -> str:
         """Reason why encryption made a connection fail; empty where something else did."""
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"its certificate is not the one that is trusted here: {error.verify_message}"
@@ -438,7 +438,7 @@ class _Link(asyncio.Protocol):
                 if self.joined.done():
                     self.client._take(frame)
                 else:
-                    self._introduce(frame.header)
+                    self._handshake(frame.header)
         except (DataError, KeyError, TypeError, ValueError) as error:
             self.client.refused = f"a message of the engine server cannot be read: {error}"
             self.end()
@@ -455,7 +455,7 @@ class _Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _introduce(self, header: Mapping[str, Any]) -> None:
+    def _handshake(self, header: Mapping[str, Any]) -> None:
         client, kind = self.client, header["m"]
         if kind == m.CHALLENGE:
             join = {

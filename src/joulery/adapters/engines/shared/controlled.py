@@ -118,7 +118,7 @@ class ControlLink:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
         writer = self._writer
-        self._gone()
+        self._fail_calls()
         if writer is not None:
             with suppress(OSError):
                 await writer.wait_closed()
@@ -153,7 +153,7 @@ class ControlLink:
                 call = self._calls.get(number)
                 if call is not None and not call.done():
                     _settle(call, kind, value)
-        self._gone()
+        self._fail_calls()
         self._lost()
 
     async def _make_page(self, number: int, path: str, query: str, accept: str) -> None:
@@ -180,7 +180,7 @@ class ControlLink:
         work = self._texts[number] = asyncio.create_task(answered(), name="language model request")
         work.add_done_callback(lambda _: self._texts.pop(number, None))
 
-    def _gone(self) -> None:
+    def _fail_calls(self) -> None:
         writer, self._writer = self._writer, None
         for work in list(self._texts.values()):
             work.cancel()

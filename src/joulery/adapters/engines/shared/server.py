@@ -168,7 +168,7 @@ class EngineServer:
         """Send the state to every gateway now."""
         views = () if self.engine is None else self.engine.replicas()
         away_s = 0.0 if self.state.controller else time.monotonic() - self.state.left_s
-        (piece,) = _whole(
+        (piece,) = _complete_message(
             {
                 "m": m.STATE,
                 "replicas": m.views_to_json(views),
@@ -405,6 +405,6 @@ class GatewayConnection(asyncio.Protocol):
         self.send({"m": m.CONTENT, "n": number, "status": status, "headers": headers}, {"body": body})
 
 
-def _whole(header: dict[str, Any]) -> list[bytes]:
+def _complete_message(header: dict[str, Any]) -> list[bytes]:
     """One message in one piece."""
     return [b"".join(bytes(piece) for piece in encode(header, {}))]

@@ -62,10 +62,10 @@ def reading_w(answer: Answer) -> float:
     """
     code, out, err = answer()
     if code != 0:
-        said = " ".join((err or out).split())[:200]
-        if "permission denied" in said.lower() or "Could not open device" in said:
-            raise _not_opened(said)
-        raise CapabilityError(f"ipmitool fails: {said or f'exit status {code}'}", resource=COMMAND[0])
+        message = " ".join((err or out).split())[:200]
+        if "permission denied" in message.lower() or "Could not open device" in message:
+            raise _not_opened(message)
+        raise CapabilityError(f"ipmitool fails: {message or f'exit status {code}'}", resource=COMMAND[0])
     power, state = _POWER.search(out), _STATE.search(out)
     if power is None:
         raise CapabilityError("the BMC gives no power reading (DCMI)", resource=" ".join(COMMAND))
@@ -76,9 +76,11 @@ def reading_w(answer: Answer) -> float:
     return float(power[1])
 
 
-def _not_opened(said: str) -> CapabilityError:
+def _not_opened(message: str) -> CapabilityError:
     if any(Path("/dev", name).exists() for name in ("ipmi0", "ipmi/0", "ipmidev/0")):
-        return CapabilityError(f"the BMC may not be asked: {said}", resource="/dev/ipmi0", hint=_ADMINISTRATORS + _ROOT)
+        return CapabilityError(
+            f"the BMC may not be asked: {message}", resource="/dev/ipmi0", hint=_ADMINISTRATORS + _ROOT
+        )
     return CapabilityError(
         "no BMC here (/dev/ipmi0)", resource="/dev/ipmi0", hint="a server's driver is loaded by: sudo modprobe ipmi_si"
     )

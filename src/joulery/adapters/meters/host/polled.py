@@ -94,8 +94,8 @@ class PolledMeter:
     def notes(self) -> tuple[str, ...]:
         """New notes: the first ones, and that the source stopped answering or answers again."""
         with self._lock:
-            said, self._notes = tuple(self._notes), []
-        return said
+            notes, self._notes = tuple(self._notes), []
+        return notes
 
     def close(self) -> None:
         """Stop polling the source. Safe to call twice."""

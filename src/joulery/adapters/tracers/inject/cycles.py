@@ -146,18 +146,18 @@ class Cycles(ABC):
             )
         )
 
-    def _yielding(self, start: Callable[..., Any]) -> Callable[..., Any]:
+    def _ending_cycle_first(self, start: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the function that starts the framework's only profiler: the program's own use of it takes precedence."""
 
         @functools.wraps(start)
         def starting(*args: Any, **kwargs: Any) -> Any:
             if self._ready and not self._own:
-                self._guarded(self._give_way)
+                self._guarded(self._end_cycle_early)
             return start(*args, **kwargs)
 
         return starting
 
-    def _give_way(self) -> None:
+    def _end_cycle_early(self) -> None:
         """End the cycle early and keep its recording, so that the program's own profiler can start."""
         self._mark({"kind": "note", "text": "the program started its own profiler: a cycle ended early"})
         self._end(partial=True)
@@ -196,12 +196,12 @@ class Cycles(ABC):
                 self._mark({"kind": "note", "text": "the program's own profiler was on: a cycle was put off"})
                 return
             self._used = True
-            self._ours(self._prepare)
+            self._as_own(self._prepare)
             self._ready = True
             self._flag().touch()
         if self._position == self._skip + self._warmup and not self._recording:
             self._settle()
-            self._ours(self._start)
+            self._as_own(self._start)
             self._recording = True
             # The first call of a model comes after the first batch, all later beginnings before the next one.
             loaded = self._loaded.now if self._steps else self._loaded.before
@@ -211,7 +211,7 @@ class Cycles(ABC):
         """The file that exists while a cycle is prepared or recorded; the sampler reads threads meanwhile."""
         return self._folder / f"{self._framework}-{self._pid}.recording"
 
-    def _ours(self, action: Callable[[], None]) -> None:
+    def _as_own(self, action: Callable[[], None]) -> None:
         """Run an action that starts the recorder's profiler, so that it is not taken for the program's own."""
         self._own = True
         try:
@@ -226,7 +226,7 @@ class Cycles(ABC):
         self._ready = False
         self._flag().unlink(missing_ok=True)
         if not self._recording:
-            self._ours(self._drop)
+            self._as_own(self._drop)
             return
         self._settle()
         clock = self._clock()
@@ -259,7 +259,7 @@ class Cycles(ABC):
             self._stop(self._folder / f"{self._framework}-{self._pid}-none").unlink()
         elif self._ready:
             self._ready = False
-            self._ours(self._drop)
+            self._as_own(self._drop)
 
     def _clock(self) -> list[list[int]]:
         """Clock marks: (unix, monotonic) before and (monotonic, unix) after the beginning of a range of the trace."""

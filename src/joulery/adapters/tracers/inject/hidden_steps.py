@@ -73,9 +73,9 @@ class HiddenSteps:
             if step is None or not getattr(step, "hooked", False) or getattr(step, "_joulery", False):
                 continue
             if hooked is None or getattr(step, "__code__", None) not in hooked.co_consts:
-                kind.step = self._seen(step)
+                kind.step = self._observed(step)
 
-    def _seen(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _observed(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def seen(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if self._compiling():

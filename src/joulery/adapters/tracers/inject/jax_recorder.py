@@ -98,27 +98,29 @@ class JaxRecorder(XlaCycles):
         self._core = importlib.import_module("jax._src.core")
         self._profiling = importlib.import_module("jax._src.profiler")
         self._hide()
-        self._jax.jit = self._standing_in(self._jax.jit)
+        self._jax.jit = self._recorded_jit(self._jax.jit)
         for name in ("grad", "value_and_grad"):
             setattr(self._jax, name, self._differentiating(getattr(self._jax, name)))
-        self._jax.profiler.start_trace = self._profiling.start_trace = self._yielding(self._profiling.start_trace)
+        self._jax.profiler.start_trace = self._profiling.start_trace = self._ending_cycle_first(
+            self._profiling.start_trace
+        )
         session = getattr(self._profiling, "ProfileSession", None)
         if session is not None:  # since JAX 0.12 start_trace makes one, and a program may
-            session.start = self._yielding(session.start)
+            session.start = self._ending_cycle_first(session.start)
         self._installed()
 
-    def _standing_in(self, jit: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded_jit(self, jit: Callable[..., Any]) -> Callable[..., Any]:
         kind = type(jit(lambda: None))
 
-        def stand_in(made: Any) -> Any:
+        def wrap(made: Any) -> Any:
             if type(made) is kind:
                 return Compiled(made, self._through)
             # A decorator with arguments: what it makes of the function is what is called.
-            return functools.wraps(made)(lambda function: stand_in(made(function)))
+            return functools.wraps(made)(lambda function: wrap(made(function)))
 
         @functools.wraps(jit)
         def compiling(*args: Any, **kwargs: Any) -> Any:
-            return jit(*args, **kwargs) if self._over else stand_in(jit(*args, **kwargs))
+            return jit(*args, **kwargs) if self._over else wrap(jit(*args, **kwargs))
 
         return compiling
 

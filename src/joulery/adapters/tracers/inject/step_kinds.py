@@ -92,9 +92,9 @@ class OptimizerTurns:
             self._main, self._before, self._rival = self._before, None, None
             self._run = self._since = 0
             return True, missed
-        return self._turn(optimizer, main)
+        return self._on_other_step(optimizer, main)
 
-    def _turn(self, optimizer: Any, main: Any) -> tuple[bool, int]:
+    def _on_other_step(self, optimizer: Any, main: Any) -> tuple[bool, int]:
         """Handle a step of an optimizer other than the main one."""
         if self._is_plain(optimizer) and not self._is_plain(main):
             return False, 0
@@ -104,7 +104,7 @@ class OptimizerTurns:
         elif rival is not optimizer:
             return False, 0
         self._run += 1
-        if self._run < _TAKEN_OVER or not self._goes_on():
+        if self._run < _TAKEN_OVER or not self._is_long_run():
             return False, 0
         missed, self._since = self._run - 1, self._run
         self._before, self._main, self._rival, self._run = self._main, self._rival, None, 0
@@ -112,11 +112,11 @@ class OptimizerTurns:
 
     def rest(self) -> int:
         """The steps to count at the end of the program: those of an optimizer that had begun to take over."""
-        found = self._run if self._run > 1 and self._goes_on() else 0
+        found = self._run if self._run > 1 and self._is_long_run() else 0
         self._run = 0
         return found
 
-    def _goes_on(self) -> bool:
+    def _is_long_run(self) -> bool:
         """Whether the other optimizer's run of steps is more than twice the longest run between two main steps."""
         return self._run > 2 * self._longest
 

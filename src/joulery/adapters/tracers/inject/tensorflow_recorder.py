@@ -47,7 +47,7 @@ class TensorFlowRecorder(XlaCycles):
         kind = type(self._tf.function(lambda: None))
         kind.__call__ = self._listening(kind.__call__)
         own = self._tf.profiler.experimental
-        own.start = self._profiling.start = self._yielding(self._profiling.start)
+        own.start = self._profiling.start = self._ending_cycle_first(self._profiling.start)
         self._installed()
 
     def _listening(self, call: Callable[..., Any]) -> Callable[..., Any]:

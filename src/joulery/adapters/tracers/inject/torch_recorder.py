@@ -120,14 +120,14 @@ class TorchRecorder(Cycles):
         self._hide_hooks(modules)
         self._unhooked = UnhookedCalls(modules.Module, compiling, before, after)
         self._hidden_steps = HiddenSteps(self._torch.optim, compiling, stepped, self._range_while_recording)
-        self._know_optimizers(optimizers.Optimizer)
+        self._register_optimizers(optimizers.Optimizer)
         self._compiled.install()
         self._loaded.install(importlib.import_module("torch.utils.data.dataloader"))
         # A second profiler would bring the program down, so the program's own goes first.
         own = self._torch.autograd.profiler
         for name in ("_prepare_profiler", "_enable_profiler"):
             start = getattr(own, name)
-            self._starts[name] = (start, self._yielding(start))
+            self._starts[name] = (start, self._ending_cycle_first(start))
             setattr(own, name, self._starts[name][1])
         self._installed()
 
@@ -152,19 +152,19 @@ class TorchRecorder(Cycles):
             hook.__module__ != __name__ for table in tables for hook in table.values()
         )
 
-    def _know_optimizers(self, kind: Any) -> None:
+    def _register_optimizers(self, kind: Any) -> None:
         """Register every optimizer when it is created."""
         make = kind.__init__
 
         @functools.wraps(make)
         def making(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
-            self._know_optimizer(optimizer)
+            self._register_optimizer(optimizer)
 
         kind.__init__ = making
         self._made = kind, make, making
 
-    def _know_optimizer(self, optimizer: Any) -> None:
+    def _register_optimizer(self, optimizer: Any) -> None:
         """Register an optimizer that was created."""
         self._optimizers.add(optimizer)
 

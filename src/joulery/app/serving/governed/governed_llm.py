@@ -46,7 +46,7 @@ def bind_to_clock(text: LLMSite, llms: Sequence[LLMService], keeper: ClockContro
         ConfigError: A model has another clock already, of a device that does not run it.
     """
     for llm in llms:
-        llm.changed = _poke_all(llm.changed, keeper)
+        llm.changed = _with_governor(llm.changed, keeper)
         other = owners.setdefault(llm.name, keeper.clock.name)
         if other == keeper.clock.name:
             llm.work_clock = keeper.work_clock
@@ -58,7 +58,7 @@ def bind_to_clock(text: LLMSite, llms: Sequence[LLMService], keeper: ClockContro
             )
 
 
-def _poke_all(before: Callable[[], None], keeper: ClockController) -> Callable[[], None]:
+def _with_governor(before: Callable[[], None], keeper: ClockController) -> Callable[[], None]:
     """Add the governor of a further device to the functions called when a request arrives or ends."""
 
     def changed() -> None:

@@ -148,8 +148,8 @@ def switching_cost(
         if most is not None and came and side_by_side > most:
             return math.inf
 
-    seconds = [(costs.wake_s + costs.load_s) * _standing(objective, gpu) for gpu in came]
-    seconds += [costs.sleep_s * _standing(objective, gpu) for gpu in left]
+    seconds = [(costs.wake_s + costs.load_s) * _standing_cost(objective, gpu) for gpu in came]
+    seconds += [costs.sleep_s * _standing_cost(objective, gpu) for gpu in left]
     return math.fsum(seconds) / _S_PER_H
 
 
@@ -201,14 +201,14 @@ def gain_of(
     moves = moves_between(before, after)
     left = [before[at] for at in set(range(len(before))) - set(moves.same_gpu)]
     came = [gpu for gpu, source in zip(after, moves.same_gpu, strict=True) if source is None]
-    seconds = [(costs.wake_s + costs.load_s) * _standing(objective, gpu) for gpu in came]
-    seconds += [costs.sleep_s * _standing(objective, gpu) for gpu in left]
+    seconds = [(costs.wake_s + costs.load_s) * _standing_cost(objective, gpu) for gpu in came]
+    seconds += [costs.sleep_s * _standing_cost(objective, gpu) for gpu in left]
     watts = math.fsum(gpu.power_w for gpu in after)
     new = objective.value(watts, math.fsum(gpu.usd_per_hour for gpu in after), len(after))
     return PlanGain(_scaled(objective, before, rates_rps), new, math.fsum(seconds) / _S_PER_H, lasts_s)
 
 
-def _standing(objective: PlanObjective, gpu: PlannedGpu) -> float:
+def _standing_cost(objective: PlanObjective, gpu: PlannedGpu) -> float:
     """Standing cost of a GPU without requests."""
     watts = gpu.idle_w + gpu.host_w + math.fsum(each.overhead_w for each in gpu.instances)
     return objective.value(watts, gpu.usd_per_hour, 1)

@@ -96,7 +96,7 @@ def plan_problem(
     duals = generator.generate(generator.master.relax())
     proof, duals = _proven(generator, duals)
     near = duals.value * _NEAR_RATIO
-    whole = _whole(generator, _QUICK_RATIO, near)
+    whole = _solve_whole(generator, _QUICK_RATIO, near)
     if _served(whole):
         if effort.gaps:
             best = _improved(generator, proof, whole)
@@ -106,7 +106,7 @@ def plan_problem(
             best = _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
     else:
         generator.enrich(duals, max(duals.value * _ENOUGH_RATIO, 0.0))
-        whole = _whole(generator, _QUICK_RATIO, math.inf)
+        whole = _solve_whole(generator, _QUICK_RATIO, math.inf)
         limit_reached = whole.status is SolveStatus.OPEN
         if limit_reached and not _served(whole):
             whole = generator.master.rounded_up()
@@ -159,7 +159,7 @@ def patterns_of(problem: JointProblem, plan: ProvisionPlan) -> list[tuple[int, P
     return found
 
 
-def _whole(generator: JointGenerator, gap_ratio: float, slack: float, beat: float = math.inf) -> JointSolution:
+def _solve_whole(generator: JointGenerator, gap_ratio: float, slack: float, beat: float = math.inf) -> JointSolution:
     effort = generator.effort
     seconds = effort.seconds * (_CUT_SECONDS if generator.problem.slices else 1.0)
     few = gap_ratio > _EXACT_RATIO and not generator.problem.slices
@@ -203,7 +203,7 @@ def _improved(generator: JointGenerator, proof: JointProof, whole: JointSolution
     if slack > abs(whole.value) * generator.effort.wide_ratio:
         return _Best(whole, limit_reached=whole.status is SolveStatus.OPEN)
     complete = generator.enrich(proof.duals, slack)
-    again = _whole(generator, _EXACT_RATIO, slack * (1 + 1e-6), whole.value)
+    again = _solve_whole(generator, _EXACT_RATIO, slack * (1 + 1e-6), whole.value)
     better = again if _served(again) and again.value <= whole.value else whole
     # What was left out is only in plans that are no better than the first one.
     none_better = not generator.problem.slices and again.status is SolveStatus.INFEASIBLE
@@ -216,7 +216,7 @@ def _at_its_count(generator: JointGenerator, whole: JointSolution, gpus: int) ->
     """Solve whole numbers again, with the patterns that are worth something where there are ``gpus`` GPUs."""
     at_count = generator.generate(generator.master.relax(gpus), gpus)
     generator.enrich(at_count, max(whole.value - at_count.value, 0.0))
-    again = _whole(generator, _QUICK_RATIO, math.inf, whole.value)
+    again = _solve_whole(generator, _QUICK_RATIO, math.inf, whole.value)
     return again if _served(again) and again.value <= whole.value else whole
 
 

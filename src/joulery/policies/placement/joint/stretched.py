@@ -71,14 +71,14 @@ def stretched(
         load = min(fits * (1 + step), (fits + fails) / 2)
         gpus = _gpus(_narrowed(request, plan, load), layouts, load, known)
         found = None if gpus is None else plan._replace(load=load, gpus=gpus, made_load=plan.made_load or plan.load)
-        if found is not None and _no_dearer(request, found, plan):
+        if found is not None and _costs_no_more(request, found, plan):
             best, fits, step = found, load, 2 * step
         else:
             fails = load
     return best
 
 
-def _no_dearer(request: JointRequest, found: EnvelopePlan, plan: EnvelopePlan) -> bool:
+def _costs_no_more(request: JointRequest, found: EnvelopePlan, plan: EnvelopePlan) -> bool:
     """Whether a plan at a higher load takes no more watts at the first plan's load, and is within the cap."""
     capped = request.power_cap_w is not None and found.power_w > request.power_cap_w
     return not capped and found.power_at_w(plan.load) <= plan.power_w * (1 + _SAME)

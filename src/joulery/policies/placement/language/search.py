@@ -90,7 +90,7 @@ def plan_language(
         raise _too_few(searched, available, rules)
     chosen = _shared_out(solved.shares, rules)
     alike = [_cheapest(_alike(each, rules), rules) for each in searched]
-    if _there(alike, available) and (
+    if _are_available(alike, available) and (
         not chosen or math.fsum(each.cost(rules) for each in alike) <= math.fsum(each.cost(rules) for each in chosen)
     ):
         chosen = alike
@@ -118,7 +118,7 @@ def plan_language(
     )
 
 
-def _there(replicas: Sequence[ServedReplicas], available: Mapping[str, int]) -> bool:
+def _are_available(replicas: Sequence[ServedReplicas], available: Mapping[str, int]) -> bool:
     """Whether there are enough GPUs for some replicas."""
     needed: Counter[str] = Counter()
     for each in replicas:

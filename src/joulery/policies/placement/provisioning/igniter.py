@@ -237,14 +237,14 @@ def _choose(gpus: Sequence[_Gpu], request: _Request, coefficients: GpuCoefficien
 def _try(gpu: _Gpu, request: _Request, coefficients: GpuCoefficients, bar: int) -> list[int] | None:
     """Alg. 2 for one process more: the units of all processes, or None once they have grown by ``bar`` or more."""
     if not gpu.processes:
-        return _try_alone(request, coefficients, bar)
+        return _place_alone(request, coefficients, bar)
     units = [*gpu.units, request.units]
     figures = [*gpu.figures, request.figures]
     spare = bar - 1 - request.units
     return units if settle(coefficients, [*gpu.processes, request.process], units, figures, spare) else None
 
 
-def _try_alone(request: _Request, coefficients: GpuCoefficients, bar: int) -> list[int] | None:
+def _place_alone(request: _Request, coefficients: GpuCoefficients, bar: int) -> list[int] | None:
     """Alg. 2 on an empty GPU."""
     one, (active_ms, power_w, _) = request.process, request.figures
     for units in range(request.units, bar):

@@ -393,7 +393,7 @@ def limit_ms(
         )
         return limit / margin
     keep_up_ms = 1000.0 * batch / (stream.rate_rps * margin) - feedback_ms * batch
-    batch_ms = batch_limit_ms(rules, workload, stream, batch) / margin / _unlucky(rules, workload)
+    batch_ms = batch_limit_ms(rules, workload, stream, batch) / margin / _quantile_ratio(rules, workload)
     return min(keep_up_ms, batch_ms - (load_ms + feedback_ms) * batch)
 
 
@@ -404,7 +404,7 @@ def batch_limit_ms(rules: Rules, workload: Workload, stream: RequestStream, batc
     return slo_ms(workload) - (batch - 1) * 1000.0 / stream.rate_rps
 
 
-def _unlucky(rules: Rules, workload: Workload) -> float:
+def _quantile_ratio(rules: Rules, workload: Workload) -> float:
     """The SLO quantile of a batch's time over its mean (lognormal); 1 where half of the SLO absorbs it."""
     if rules.accounting is Accounting.HALF_SLO or rules.noise_cv == 0:
         return 1.0

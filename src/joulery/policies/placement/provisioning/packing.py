@@ -224,10 +224,10 @@ class Packing:
         return None
 
     def _combinations(self, pattern: Pattern) -> Iterator[tuple[Option, ...]]:
-        hopeful = self._hopeful(pattern)
+        hopeful = self._possible_options(pattern)
         return _combinations(hopeful, pattern, self.capacity) if all(hopeful) and hopeful else iter(())
 
-    def _hopeful(self, pattern: Pattern) -> list[list[tuple[int, Option]]]:
+    def _possible_options(self, pattern: Pattern) -> list[list[tuple[int, Option]]]:
         """For each item the options that could be part of a fit, with the units each needs at least; fewest first.
 
         Each option is checked against the least that the other items could be, until no option is ruled out any more.
@@ -385,13 +385,13 @@ def _undominated(gpu: GpuCoefficients, options: Sequence[Option]) -> list[Option
     """
     kept: list[Option] = []
     for option in options:
-        if not any(_needs_no_more(gpu, other, option) for other in kept):
-            kept = [other for other in kept if not _needs_no_more(gpu, option, other)]
+        if not any(_dominates(gpu, other, option) for other in kept):
+            kept = [other for other in kept if not _dominates(gpu, option, other)]
             kept.append(option)
     return kept
 
 
-def _needs_no_more(gpu: GpuCoefficients, a: Option, b: Option) -> bool:
+def _dominates(gpu: GpuCoefficients, a: Option, b: Option) -> bool:
     one, other = a.process, b.process
     if a.units > b.units:
         return False

@@ -292,7 +292,7 @@ def _by_patterns(problem: Problem, effort: Effort) -> Solution:
     if best.usd_per_hour > bound * (1 + EQUAL) and len(problem.types) > 1:
         best, bound = branch(problem, generator, effort, best, bound)
     if best.usd_per_hour > bound * (1 + EQUAL):
-        best = _insist(problem, effort, best, bound)
+        best = _search_wider(problem, effort, best, bound)
     if not best.complete:
         if proven_infeasible(problem, max(bound, relaxed)):
             raise too_few_gpus(problem, max(bound, relaxed), best.unserved)
@@ -305,7 +305,7 @@ def _by_patterns(problem: Problem, effort: Effort) -> Solution:
     return Solution(gpus, bound_of(problem, bound, relaxed, method))
 
 
-def _insist(problem: Problem, effort: Effort, best: Whole, bound: float) -> Whole:
+def _search_wider(problem: Problem, effort: Effort, best: Whole, bound: float) -> Whole:
     """Look for a cheaper plan by wider searches among fewer choices: few replicas first, then more."""
     wide = replace(effort, beam=3 * effort.beam, patience=3 * effort.patience)
     for replicas_max in sorted({item.replicas for item in problem.items})[:_CUTS_MAX]:

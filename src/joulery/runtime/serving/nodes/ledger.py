@@ -106,7 +106,7 @@ class NodeLedger:
         middle_s = now_s if math.isnan(self._looked_s) else (self._looked_s + now_s) / 2
         passed_s, self._looked_s = 2.0 * (now_s - middle_s), now_s
         self.present = frozenset(address for address, answer in answers.items() if not answer.get("gone"))
-        self._book(answers, middle_s)
+        self._charge(answers, middle_s)
         for address, account in self._accounts.items():
             account.gone = address not in self.present
             if account.name in self.asleep:
@@ -115,7 +115,7 @@ class NodeLedger:
                 account.refusal = "it is not in the cluster"
                 self._warn(f"node {account.name} ({address}) is not in the Ray cluster: it is no longer metered")
 
-    def _book(self, answers: Answers, at_s: float) -> None:
+    def _charge(self, answers: Answers, at_s: float) -> None:
         """Book the joules that the meters counted since the last reading, at the intensities of a time."""
         grown: dict[str, NodeReading] = {}
         for address, answer in answers.items():

@@ -139,7 +139,7 @@ class SleepingNodes:
                 for rule in missing:
                     await self._take_back(rule)
                 while missing:
-                    missing = await self._still_away(missing, begin_s)
+                    missing = await self._not_back(missing, begin_s)
             except JouleryError as error:
                 for rule in missing:
                     self._retry_s[rule.name] = self._world.now_s() + RETRY_S
@@ -156,7 +156,7 @@ class SleepingNodes:
             await asyncio.to_thread(rule.device.reset)  # also where another process had it sleep
         self._owed.discard(rule.name)
 
-    async def _still_away(self, rules: Sequence[SleepRule], begin_s: float) -> list[SleepRule]:
+    async def _not_back(self, rules: Sequence[SleepRule], begin_s: float) -> list[SleepRule]:
         """Check once which nodes are back, and mark them awake; return the others, after a pause if there are any.
 
         Raises:

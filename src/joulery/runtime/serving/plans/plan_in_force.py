@@ -179,19 +179,19 @@ class PlanInForce:
     def summary(self) -> str:
         """One line: the instances of each GPU with their shares or slices and batches, and the shares of variants."""
         text = " | ".join(
-            " + ".join(_words(each) for each in gpu.instances)
+            " + ".join(_instance_text(each) for each in gpu.instances)
             + ("" if gpu.clock_set_mhz is None or not self.shared else f" at {gpu.clock_set_mhz:g} MHz")
             for gpu in self.gpus
         )
         mixed = [(name, shares) for name, shares in variant_shares(self.gpus).items() if len(shares) > 1]
-        said = "; ".join(
+        weights = "; ".join(
             f"{name}: " + ", ".join(f"{variant} {100 * share:.3g} %" for variant, share in shares.items())
             for name, shares in mixed
         )
-        return f"{text}; requests of {said}" if said else text
+        return f"{text}; requests of {weights}" if weights else text
 
 
-def _words(each: PlannedInstance) -> str:
+def _instance_text(each: PlannedInstance) -> str:
     """An instance as text: its share and batch, or its variant, slice and processes."""
     if not each.slice:
         return f"{each.workload} {100 * each.share_ratio:g} % x{each.batch}"

@@ -66,7 +66,7 @@ def _body(footprint: TensorFootprint, spans: Html | None, top: int, depth: int) 
         yield tag("div", edd_svg(node, depth=depth), class_="card")
     yield tag("h2", f"The {min(top, len(footprint))} operations that used most")
     shades = [(f"phase-{name}", name) for name in ("forward", "backward", "recompute", "optimizer", "data", "other")]
-    yield tag("div", bars_svg(footprint, top=top), _shades(shades), class_="card")
+    yield tag("div", bars_svg(footprint, top=top), _shade_legend(shades), class_="card")
     if spans is not None:
         yield tag("h2", "Power over time, and what ran")
         yield tag("div", spans, class_="card")
@@ -74,7 +74,7 @@ def _body(footprint: TensorFootprint, spans: Html | None, top: int, depth: int) 
     yield tag("div", operations_table(footprint), class_="card scroll")
 
 
-def _shades(shades: Sequence[tuple[str, str]]) -> Html:
+def _shade_legend(shades: Sequence[tuple[str, str]]) -> Html:
     swatch = (
         tag(
             "li",

@@ -30,8 +30,8 @@ def joint_view(made: SitePlan, plan: ProvisionPlan, explain: bool) -> list[Rende
     parts += [Text(), _powers(plan)]
     if made.moves is not None:
         parts.append(_moves(made.moves))
-    said = _simulated(made, certificate)
-    parts += [said] if said is not None else []
+    simulated = _simulated(made, certificate)
+    parts += [simulated] if simulated is not None else []
     if plan.violations:
         parts.append(violations_view(plan.violations))
     if explain:
@@ -49,8 +49,8 @@ def joint_facts(made: SitePlan, plan: ProvisionPlan) -> tuple[list[str], list[st
     assert certificate is not None
     parts = [_headline(plan, certificate), _powers(plan)]
     parts += [] if made.moves is None else [_moves(made.moves)]
-    said = _simulated(made, certificate)
-    parts += [] if said is None else [said]
+    simulated = _simulated(made, certificate)
+    parts += [] if simulated is None else [simulated]
     worth = [*_explanation(plan, certificate).plain.split("\n"), *_looser(made, certificate)]
     return [line for part in parts for line in part.plain.split("\n")], worth
 
@@ -200,15 +200,15 @@ def _explanation(plan: ProvisionPlan, certificate: PlanCertificate) -> Text:
     )
     more = {name: len(names) - 1 for names in certificate.alike for name in names[:1]}
     others = {name for names in certificate.alike for name in names[1:]}
-    said = {name: f"{name}, or any of {more[name]} alike," if name in more else name for name in dearest}
+    labels = {name: f"{name}, or any of {more[name]} alike," if name in more else name for name in dearest}
     for name in [each for each in dearest if each not in others][:_WORTH_SHOWN]:
         price = certificate.demand_price[name]
         worth = value_text(objective, price * certificate.rates_rps[name] / 10)
-        lines.append(f"a tenth more requests of {said[name]} would cost about {worth}")
+        lines.append(f"a tenth more requests of {labels[name]} would cost about {worth}")
     for name, price in certificate.accuracy_price.items():
         if price > 0 and name not in others:
             worth = value_text(objective, price * certificate.rates_rps[name] / 100)
-            lines.append(f"a point of accuracy of {said[name]} less would save about {worth}")
+            lines.append(f"a point of accuracy of {labels[name]} less would save about {worth}")
     for name, price in certificate.pool_price.items():
         if price > 0:
             lines.append(f"one {name} more would save about {value_text(objective, price)}")

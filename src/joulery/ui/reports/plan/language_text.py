@@ -36,9 +36,9 @@ def headline(plan: LanguagePlan) -> str:
         kinds[each.gpu] = kinds.get(each.gpu, 0) + each.count * each.gpus
     gpus = " + ".join(f"{count} × {gpu}" for gpu, count in kinds.items())
     grams = plan.carbon_g_per_hour
-    said = f"least {_OBJECTIVES[plan.objective]}: {gpus}, ${plan.usd_per_hour:.2f}/h, {si(plan.power_w, 'W')}"
+    text = f"least {_OBJECTIVES[plan.objective]}: {gpus}, ${plan.usd_per_hour:.2f}/h, {si(plan.power_w, 'W')}"
     kept = "every SLO kept, by prediction" if not plan.violations else "an SLO is missed in the simulation"
-    return said + ("" if grams is None else f", {grams:.0f} g/h") + f"; {kept}"
+    return text + ("" if grams is None else f", {grams:.0f} g/h") + f"; {kept}"
 
 
 def bound_text(plan: LanguagePlan) -> str:
@@ -61,10 +61,10 @@ def judgement(plan: LanguagePlan) -> list[str]:
     lines = []
     for each in plan.replicas:
         limits = {part.name: part for part in each.parts}
-        said = ", ".join(f"{_NAMES[name]}{_quantile(limits[name])} {si(s, 's')}" for name, s in each.simulated_s)
-        if said:
+        latencies = ", ".join(f"{_NAMES[name]}{_quantile(limits[name])} {si(s, 's')}" for name, s in each.simulated_s)
+        if latencies:
             verdict = "within its SLOs" if each.kept else "misses an SLO"
-            lines.append(f"simulated with noise: {each.variant} on {each.gpus} × {each.gpu}: {said}; {verdict}")
+            lines.append(f"simulated with noise: {each.variant} on {each.gpus} × {each.gpu}: {latencies}; {verdict}")
     return lines
 
 
@@ -144,26 +144,26 @@ def worth(plan: LanguagePlan) -> list[str]:
         return []
     unit = plan.objective
 
-    def said(value: float) -> str:
+    def cost_text(value: float) -> str:
         return {"cost": f"${value:,.3g}/h", "energy": si(value, "W"), "carbon": f"{value:,.3g} g/h"}[unit]
 
     lines = [
-        f"a tenth more requests of {name} would cost about {said(price * proof.rates_rps[name] / 10)}"
+        f"a tenth more requests of {name} would cost about {cost_text(price * proof.rates_rps[name] / 10)}"
         for name, price in proof.demand_price.items()
     ]
     lines += [
-        f"one {name} more would save about {said(price)}" for name, price in proof.pool_price.items() if price > 0
+        f"one {name} more would save about {cost_text(price)}" for name, price in proof.pool_price.items() if price > 0
     ]
     for each in proof.looser:
         if each.what == "quality":
             lower = f"a quality of {percent(each.then)} instead of {percent(each.now)}"
-            lines.append(f"{each.service}: {lower} would save about {said(each.saves)}, with {each.model}")
+            lines.append(f"{each.service}: {lower} would save about {cost_text(each.saves)}, with {each.model}")
         else:
             longer = f"{_NAMES[each.what]} within {si(each.then, 's')} instead of {si(each.now, 's')}"
-            lines.append(f"{each.service}: {longer} would save about {said(each.saves)}")
+            lines.append(f"{each.service}: {longer} would save about {cost_text(each.saves)}")
     return [
         *lines,
-        f"these prices prove that no plan has less than {said(proof.relaxed)}; they hold for small changes, in "
+        f"these prices prove that no plan has less than {cost_text(proof.relaxed)}; they hold for small changes, in "
         "fractions of replicas",
     ]
 

@@ -15,10 +15,12 @@ _COLUMNS = ("service", "rate", "accuracy", "lost", "p95", "limit", "a request", 
 
 def layouts_page(plan: LayoutPlan, title: str) -> str:
     """The page, ready to be written to a file."""
-    said = f"{plan.gpus_on} GPUs on, {plan.gpus_off} of the baseline's switched off"
+    subtitle = f"{plan.gpus_on} GPUs on, {plan.gpus_off} of the baseline's switched off"
     top = tag(
         "header",
-        tag("div", tag("h1", title), tag("span", "simulated", class_="pill warn"), tag("span", said, class_="soft")),
+        tag(
+            "div", tag("h1", title), tag("span", "simulated", class_="pill warn"), tag("span", subtitle, class_="soft")
+        ),
         class_="top",
     )
     colors = _colors(plan)

@@ -75,11 +75,11 @@ def explanation(plan: LayoutPlan) -> list[str]:
     lines = [f"{percent(plan.idle_w / power)} of {si(power, 'W')} is idle power of GPUs that are on: why so few are"]
     for each in plan.services:
         slack = 1 - each.latency_s / each.limit_s
-        said = f"{each.service}: {percent(slack)} of the latency limit is left"
+        text = f"{each.service}: {percent(slack)} of the latency limit is left"
         if each.minimum_accuracy_ratio > 0:
             spare = 100 * (each.accuracy_ratio - each.minimum_accuracy_ratio)
-            said += f", {spare:.2f} points above the accuracy asked for"
-        lines.append(said)
+            text += f", {spare:.2f} points above the accuracy asked for"
+        lines.append(text)
     for other in plan.by_gpus:
         if other.gpus != plan.gpus_on:
             more = other.cost_w / plan.cost_w - 1

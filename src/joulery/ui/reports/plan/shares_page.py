@@ -22,14 +22,14 @@ def shares_page(plan: ProvisionPlan, title: str, facts: Sequence[str] = (), wort
         facts: Sentences about it from its planner, the most important first; none for preset best and the like.
         worth: Worth of changes, one sentence each.
     """
-    said, *more = facts or [headline(plan).plain.split("\n")[0]]
+    banner, *more = facts or [headline(plan).plain.split("\n")[0]]
     source = f"Predicted by the interference model; quality of its coefficients: {plan.quality.value}."
     colors = model_colors(plan)
     body = (
         tag("header", tag("div", tag("h1", title)), class_="top"),
         tag(
             "main",
-            tag("p", said, class_="banner bad" if plan.violations else None),
+            tag("p", banner, class_="banner bad" if plan.violations else None),
             [tag("p", text, class_="soft") for text in more],
             tag("p", bound_text(plan).plain, class_="soft") if plan.bound is not None and not facts else None,
             tag("figure", tag("h3", "GPUs and their shares"), color_legend(colors), picture(plan)),

@@ -153,23 +153,23 @@ def violations_view(violations: Sequence[Violation]) -> Text:
     lines = []
     for each in violations:
         if each.what == "latency":
-            said = f"a batch takes {si(each.predicted, 's')}, {si(each.allowed, 's')} is allowed"
+            finding = f"a batch takes {si(each.predicted, 's')}, {si(each.allowed, 's')} is allowed"
         elif each.what == "throughput":
-            said = f"serves {number(each.predicted, '/s')}, {number(each.allowed, '/s')} come"
+            finding = f"serves {number(each.predicted, '/s')}, {number(each.allowed, '/s')} come"
         elif each.what == "available":
-            said = (
+            finding = (
                 f"the plan has {each.predicted:.0f} GPUs of this type, {each.allowed:.0f} are available; "
                 "no plan within the limit was found, and none was proven impossible"
             )
         elif each.what == "memory":
-            said = f"processes and standbys take {each.predicted / 1e9:.3g} GB of {each.allowed / 1e9:.3g} GB"
+            finding = f"processes and standbys take {each.predicted / 1e9:.3g} GB of {each.allowed / 1e9:.3g} GB"
         elif each.what == "gpu":
-            said = f"{each.predicted:.0f} of its replicas share a GPU"
+            finding = f"{each.predicted:.0f} of its replicas share a GPU"
         elif each.what == "host":
-            said = f"replicas that share no host take {each.predicted:.0f} hosts, {each.allowed:.0f} are available"
+            finding = f"replicas that share no host take {each.predicted:.0f} hosts, {each.allowed:.0f} are available"
         else:
-            said = f"shares come to {percent(each.predicted)} of the GPU"
-        lines.append(f"{each.workload} on GPU {each.gpu + 1}: {said}")
+            finding = f"shares come to {percent(each.predicted)} of the GPU"
+        lines.append(f"{each.workload} on GPU {each.gpu + 1}: {finding}")
     return Text("\n".join(lines), "red")
 
 

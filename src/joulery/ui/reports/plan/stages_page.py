@@ -14,13 +14,13 @@ _STYLE = "pre{white-space:pre-wrap;font:inherit}"
 
 def pipeline_page(plan: PipelinePlan, title: str) -> str:
     """The page, ready to be written to a file."""
-    said = pipeline_headline(plan).plain.split("\n")
+    headline_lines = pipeline_headline(plan).plain.split("\n")
     body = (
         tag("header", tag("div", tag("h1", title)), class_="top"),
         tag(
             "main",
-            tag("p", said[0], class_="banner bad" if plan.violations else None),
-            tag("p", said[1], class_="soft small"),
+            tag("p", headline_lines[0], class_="banner bad" if plan.violations else None),
+            tag("p", headline_lines[1], class_="soft small"),
             tag(
                 "figure",
                 tag("h3", "GPUs"),

@@ -200,10 +200,10 @@ class PlanDrift:
             ("less", [name for name, ratio in ratios.items() if ratio < 1 - band]),
         ):
             if outside:
-                said = ", ".join(
+                changes = ", ".join(
                     f"{name} {state.rates_rps[name]:.4g} /s of {self.planned_rps[name]:.4g} /s" for name in outside
                 )
-                found[what] = f"rates left ±{100 * band:g} % of the plan's: {said}"
+                found[what] = f"rates left ±{100 * band:g} % of the plan's: {changes}"
         ratio = self.watt.ratio(observation.g_per_kwh)
         if abs(ratio - 1) > band:
             found["intensity"] = (

@@ -191,7 +191,7 @@ def _gpus(
         for _ in range(count):
             gpu = _continued(problem, cut, left, waiting) if at < problem.running_cuts else None
             free = list(cut.counts)
-            places.append((cut, free, [] if gpu is None else _going_on(problem, cut, gpu, free, waiting)))
+            places.append((cut, free, [] if gpu is None else _continuing(problem, cut, gpu, free, waiting)))
     replicas, found = Counter[int](), list[PlannedGpu]()
     for cut, free, mine in places:
         for profile, slices in enumerate(free):
@@ -217,7 +217,7 @@ def _continued(
     return None if best is None else left.pop(best[1])
 
 
-def _going_on(
+def _continuing(
     problem: JointProblem,
     cut: MigCut,
     gpu: PlannedGpu,

@@ -109,13 +109,13 @@ def replan(
     effort = effort or WarmEffort()
     if any(kind.sliced is not None for kind in request.fleet):
         cut = _on_slices(request, before, max_moves, effort)
-        return _afresh(request, before, max_moves) if cut is None else cut
+        return _new_plan(request, before, max_moves) if cut is None else cut
     if len(request.services) > _SERVICES:  # many services are planned afresh in less time
-        return _afresh(request, before, max_moves)
+        return _new_plan(request, before, max_moves)
     try:
         problem = problem_of(narrowed(request, before))
     except InfeasibleError:  # the sizes that were used do not serve today's rates
-        return _afresh(request, before, max_moves)
+        return _new_plan(request, before, max_moves)
     generator = _generated(problem, before, effort)
     duals = generator.master.relax()
     generator.enrich(duals, _SLACK * duals.value)
@@ -123,7 +123,7 @@ def replan(
     found = _unlimited(problem, generator, before, patterns, duals.value * (1 + _ENOUGH), effort)
     if max_moves is not None and (found is None or found.moves.moves > max_moves):
         found = _limited(problem, before, patterns, max_moves, effort)
-    return _afresh(request, before, max_moves) if found is None else found
+    return _new_plan(request, before, max_moves) if found is None else found
 
 
 def _on_slices(
@@ -340,7 +340,7 @@ def _carried(new: PlanCertificate, old: PlanCertificate) -> PlanCertificate:
     )
 
 
-def _afresh(request: JointRequest, before: ProvisionPlan, max_moves: int | None) -> WarmPlan:
+def _new_plan(request: JointRequest, before: ProvisionPlan, max_moves: int | None) -> WarmPlan:
     """A plan made afresh, its GPUs in the order of those that it continues.
 
     Raises:

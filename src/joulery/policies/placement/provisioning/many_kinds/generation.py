@@ -188,7 +188,7 @@ class BoxGenerator(Generator):
         while int((left > 1e-9).sum()) > _REST_KINDS:
             counts = self.master.counts()
             wanted = max(1, round(step.settled_ratio * (float(counts.sum()) - len(settled))))
-            chosen = self._surest(counts, settled, left, wanted)
+            chosen = self._settle_surest(counts, settled, left, wanted)
             if not chosen:
                 break
             settled += chosen
@@ -200,7 +200,7 @@ class BoxGenerator(Generator):
         self._allowed = self._open.copy()
         return whole
 
-    def _surest(self, counts: FloatArray, settled: list[int], left: FloatArray, wanted: int) -> list[int]:
+    def _settle_surest(self, counts: FloatArray, settled: list[int], left: FloatArray, wanted: int) -> list[int]:
         """Settle the patterns nearest to a whole GPU; changes ``left`` and the allowed items."""
         already = Counter(settled)
         rest = counts - np.array([already[index] for index in range(len(counts))])

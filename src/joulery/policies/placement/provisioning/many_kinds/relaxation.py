@@ -139,8 +139,8 @@ class BoxRelaxation:
 
     def certified(self, prices: Sequence[BoxPrices]) -> Certificate:
         """The bound that prices prove for all services, whichever services they were found for."""
-        values, _ = self._worked_out(prices)
-        dear = max(1.0, *(_dear(self._packings[mine.type_index], mine.boxes, mine.prices) for mine in prices))
+        values, _ = self._costs_at(prices)
+        dear = max(1.0, *(_dearest_worth(self._packings[mine.type_index], mine.boxes, mine.prices) for mine in prices))
         scaled = tuple(mine._replace(prices=mine.prices / dear) for mine in prices)
         return Certificate(float(np.array(self._demand, np.float64) @ values) / dear, values / dear, scaled)
 
@@ -150,7 +150,7 @@ class BoxRelaxation:
         It contains only the items that are nearly the cheapest of their kind at these prices, a third of all. Its
         certificate is for every item.
         """
-        values, each = self._worked_out(self._bound.prices)
+        values, each = self._costs_at(self._bound.prices)
         kind = np.array([item.kind for item in self._items])
         every = copy.copy(self)
         every._weight = _WEIGHT_NEAR
@@ -160,7 +160,7 @@ class BoxRelaxation:
         every._start()
         return every
 
-    def _worked_out(self, prices: Sequence[BoxPrices]) -> tuple[FloatArray, FloatArray]:
+    def _costs_at(self, prices: Sequence[BoxPrices]) -> tuple[FloatArray, FloatArray]:
         """Least cost of a service of each kind at these prices, and by each item, float64[kinds] and [items]."""
         if self._latest is not None and self._latest[0] is prices:
             return self._latest[1:]
@@ -247,7 +247,7 @@ class BoxRelaxation:
 
     def _certificate(self, prices: Sequence[FloatArray], values: FloatArray) -> Certificate:
         each = zip(self._packings, self._boxes, prices, strict=True)
-        dear = max(1.0, *(_dear(packing, boxes, mine) for packing, boxes, mine in each))
+        dear = max(1.0, *(_dearest_worth(packing, boxes, mine) for packing, boxes, mine in each))
         made = (BoxPrices(index, self._boxes[index], mine / dear) for index, mine in enumerate(prices))
         return Certificate(float(self._some.demand @ values) / dear, values / dear, tuple(made))
 
@@ -402,7 +402,7 @@ def _worth(packing: Packing, boxes: Boxes, prices: FloatArray) -> FloatArray:
     return np.asarray(np.multiply(prices, limits, out=np.zeros(prices.shape), where=prices > 0).sum(axis=1))
 
 
-def _dear(packing: Packing, boxes: Boxes, prices: FloatArray) -> float:
+def _dearest_worth(packing: Packing, boxes: Boxes, prices: FloatArray) -> float:
     """Worth of the resources of the dearest box, in prices of its GPU."""
     return float(_worth(packing, boxes, prices).max(initial=0.0)) / packing.gpu_type.usd_per_hour
 
