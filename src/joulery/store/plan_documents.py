@@ -187,7 +187,7 @@ def _optimum_document(certificate: PlanCertificate, gpus: int) -> dict[str, Any]
             "slices": [
                 {**each._asdict(), "accuracy_ratio": known_number(each.accuracy_ratio)} for each in certificate.slices
             ],
-            "cuts": [{**each._asdict(), "slices": list(each.slices)} for each in certificate.cuts],
+            "cuts": [{**each._asdict(), "slices": list(each.slices)} for each in certificate.partitions],
             "alike": [list(names) for names in certificate.alike],
         },
     }

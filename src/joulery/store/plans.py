@@ -25,8 +25,8 @@ from joulery.domain.gpu.layout_plan import (
 )
 from joulery.domain.gpu.optimum import (
     CertifiedCost,
-    CertifiedCut,
     CertifiedInstance,
+    CertifiedPartition,
     CertifiedPattern,
     CertifiedSlice,
     PlanCertificate,
@@ -277,7 +277,9 @@ def _certificate(document: Mapping[str, Any]) -> PlanCertificate | None:
             CertifiedSlice(**{**each, "accuracy_ratio": or_nan(each["accuracy_ratio"])})
             for each in known.get("slices", ())
         ),
-        cuts=tuple(CertifiedCut(**{**each, "slices": tuple(each["slices"])}) for each in known.get("cuts", ())),
+        partitions=tuple(
+            CertifiedPartition(**{**each, "slices": tuple(each["slices"])}) for each in known.get("cuts", ())
+        ),
         alike=tuple(tuple(names) for names in known.get("alike", ())),
         limit_reached=bool(bound.get("limit_reached", False)),  # files of earlier versions do not say
     )

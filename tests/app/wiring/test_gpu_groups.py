@@ -72,7 +72,7 @@ def test_each_service_has_a_gpu_group_and_its_layouts(tmp_path):
 def test_a_gpu_group_hands_out_only_its_own_gpus(tmp_path):
     site = written(tmp_path)
     group = gpu_groups(site, opened(site, boards()))["b"]
-    assert isinstance(group.places, GpuPlaces) and list(group.places.cut) == ["gpu:1"]
+    assert isinstance(group.places, GpuPlaces) and list(group.places.mig_devices) == ["gpu:1"]
     seven = Slice(SliceKind.MIG, profile="7g.40gb")
     with pytest.raises(CapabilityError, match="no GPU here has room"):
         group.places.vacate([WantedPart(seven), WantedPart(seven)])

@@ -44,7 +44,7 @@ def test_unknown_profiles_and_impossible_partitions_are_refused():
     with pytest.raises(ConfigError, match="5g"):
         A100_40GB["5g.20gb"]
     for partition in (("4g.20gb", "4g.20gb"), ("3g.20gb",) * 3, ("7g.40gb", "1g.5gb")):
-        with pytest.raises(ConfigError, match="cannot be cut"):
+        with pytest.raises(ConfigError, match="cannot be partitioned"):
             replace(A100_40GB, partitions=(partition,))
     with pytest.raises(ConfigError, match="no MIG profile"):
         replace(A100_40GB, partitions=(("9g",),))

@@ -48,7 +48,7 @@ class MigState:
     def __str__(self) -> str:
         if not self.enabled:
             return "not partitioned" + (", MIG mode pending" if self.pending else "")
-        return " + ".join(str(item.place) for item in self.instances) or "MIG mode, nothing cut"
+        return " + ".join(str(item.place) for item in self.instances) or "MIG mode, no instances"
 
 
 @dataclass(frozen=True, slots=True)

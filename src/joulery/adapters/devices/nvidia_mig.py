@@ -79,8 +79,8 @@ class NvidiaMig:
         """
         try:
             devices = self._surface.devices()
-            cut = self._cut()
-            places = dict(self._surface.instances()) if cut.enabled else {}
+            state = self._state()
+            places = dict(self._surface.instances()) if state.enabled else {}
         except self._failures as error:
             if self._refused(error) is None:
                 raise self._board.trouble(error) from error
@@ -91,7 +91,7 @@ class NvidiaMig:
             if device.instance_id in places
         )
         return DeviceState(
-            _setting(cut), _state_document(cut), slices=tuple(sorted(slices, key=lambda part: part.start))
+            _setting(state), _state_document(state), slices=tuple(sorted(slices, key=lambda part: part.start))
         )
 
     def price(self, wanted: MigSetting) -> MigTransition:
@@ -101,7 +101,7 @@ class NvidiaMig:
             ConfigError, CapabilityError: As :meth:`apply`.
         """
         try:
-            old = self._cut()
+            old = self._state()
             return self._transition(old, self._target(old, wanted))
         except self._failures as error:
             raise self._refused(error) or self._board.trouble(error) from error
@@ -109,7 +109,7 @@ class NvidiaMig:
     def apply(self, wanted: MigSetting, /) -> DeviceChange[MigSetting]:
         """Partition the board; an empty setting switches MIG mode off."""
         try:
-            old = self._cut()
+            old = self._state()
             new = self._target(old, wanted)
         except self._failures as error:
             raise self._refused(error) or self._board.trouble(error) from error
@@ -118,7 +118,7 @@ class NvidiaMig:
     def reset(self, memento: Mapping[str, Any] | None = None, /) -> DeviceChange[MigSetting]:
         """Restore a MIG partition, slice by slice; switch MIG mode off when None."""
         try:
-            old = self._cut()
+            old = self._state()
         except self._failures as error:
             raise self._refused(error) or self._board.trouble(error) from error
         return self._change(old, MigState(False, False) if memento is None else _remembered(memento), "what it was")
@@ -139,7 +139,7 @@ class NvidiaMig:
                 hint="end or move what runs there first",
             )
         surface = Surface(
-            f"the MIG partition of {self.device}", self._converge, self._cut, self._failures, self._refused
+            f"the MIG partition of {self.device}", self._converge, self._state, self._failures, self._refused
         )
         took_s = change(surface, old, new, asked)
         steps = len(price.destroyed) + len(price.created)
@@ -166,7 +166,7 @@ class NvidiaMig:
         if not wanted.enabled and (enabled or pending != wanted.pending):
             surface.set_mode(wanted.pending)
 
-    def _cut(self) -> MigState:
+    def _state(self) -> MigState:
         enabled, pending = self._surface.mode()
         return MigState(enabled, pending, tuple(item for _, item in self._surface.instances()) if enabled else ())
 
@@ -293,13 +293,13 @@ def cuda_environment(uuid: str) -> tuple[tuple[str, str], ...]:
     return (("CUDA_VISIBLE_DEVICES", uuid), (DEVICE, "cuda"))
 
 
-def _setting(cut: MigState) -> MigSetting:
-    return MigSetting(tuple(item.place.profile for item in cut.instances))
+def _setting(state: MigState) -> MigSetting:
+    return MigSetting(tuple(item.place.profile for item in state.instances))
 
 
-def _state_document(cut: MigState) -> dict[str, Any]:
-    instances = [[i.place.profile, i.place.start, i.place.size, list(i.compute)] for i in cut.instances]
-    return {"enabled": cut.enabled, "pending": cut.pending, "instances": instances}
+def _state_document(state: MigState) -> dict[str, Any]:
+    instances = [[i.place.profile, i.place.start, i.place.size, list(i.compute)] for i in state.instances]
+    return {"enabled": state.enabled, "pending": state.pending, "instances": instances}
 
 
 def _remembered(memento: Mapping[str, Any]) -> MigState:

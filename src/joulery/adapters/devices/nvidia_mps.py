@@ -66,14 +66,14 @@ class NvidiaMps:
 
     def capability(self) -> DeviceCapability:
         """Whether this machine supports MPS shares; they need no privileges."""
-        cut = self._is_whole and self._is_cut()
+        partitioned = self._is_whole and self._is_partitioned()
         return DeviceCapability(
             device=self.device,
             name=self._board.name,
             knob=Knob.MPS,
-            settable=not cut,
+            settable=not partitioned,
             detail="MIG mode is on: a partitioned GPU is not shared"
-            if cut
+            if partitioned
             else f"{self._program}, pipes in {self._folder}" + self._mode(),
         )
 
@@ -121,7 +121,7 @@ class NvidiaMps:
 
     def apply(self, wanted: MpsSetting, /) -> DeviceChange[MpsSetting]:
         """Start the daemon, set its default share, or stop it."""
-        if wanted.running and self._is_whole and self._is_cut():
+        if wanted.running and self._is_whole and self._is_partitioned():
             raise CapabilityError(
                 f"{self.device} is partitioned (MIG mode is on); MPS shares whole GPUs", resource=self.device
             )
@@ -237,7 +237,7 @@ class NvidiaMps:
     def _is_whole(self) -> bool:
         return self._uuid == self._board.uuid
 
-    def _is_cut(self) -> bool:
+    def _is_partitioned(self) -> bool:
         nvml = self._board.nvml
         try:
             return bool(nvml.nvmlDeviceGetMigMode(self._board.handle)[0])

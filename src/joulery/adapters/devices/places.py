@@ -30,7 +30,7 @@ class GpuPlaces:
 
     Attributes:
         turn: Sets a device.
-        cut: GPUs that may be partitioned, by name.
+        mig_devices: GPUs that may be partitioned, by name.
         shared: GPUs that processes may share, by name.
         whole: UUIDs of GPUs that are used whole, by name.
         specs: Specification with which the watchdog opens a device to reset it, by name.
@@ -39,7 +39,7 @@ class GpuPlaces:
     """
 
     turn: Turn
-    cut: Mapping[str, NvidiaMig] = field(default_factory=dict)
+    mig_devices: Mapping[str, NvidiaMig] = field(default_factory=dict)
     shared: Mapping[str, NvidiaMps] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     specs: Mapping[str, DeviceSpec] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class GpuPlaces:
         """The places on only some of these GPUs."""
         return replace(
             self,
-            cut={name: device for name, device in self.cut.items() if name in names},
+            mig_devices={name: device for name, device in self.mig_devices.items() if name in names},
             shared={name: device for name, device in self.shared.items() if name in names},
             whole={name: uuid for name, uuid in self.whole.items() if name in names},
         )
@@ -64,8 +64,8 @@ class GpuPlaces:
             CapabilityError, ConfigError: No partition of these GPUs has all wanted slices.
         """
         found: set[str] = set()
-        for name, setting in self._cuts(wanted).items():
-            device = self.cut[name]
+        for name, setting in self._mig_settings(wanted).items():
+            device = self.mig_devices[name]
             gone = {(place.profile, place.start) for place in device.price(setting).destroyed}
             found |= {part.id for part in device.observe().slices if (part.slice.profile, part.start) in gone}
         return frozenset(found)
@@ -77,9 +77,10 @@ class GpuPlaces:
             JouleryError: A GPU could not be set and is as before; the GPUs that were set before it keep their setting.
         """
         changes = []
-        for name, cut in self._cuts(wanted).items():
-            self._end_daemons(name, cut)
-            changes.append(str(self.turn(self.cut[name], self.specs[name], cut, "replicas run on its instances")))
+        for name, setting in self._mig_settings(wanted).items():
+            self._end_daemons(name, setting)
+            why = "replicas run on its instances"
+            changes.append(str(self.turn(self.mig_devices[name], self.specs[name], setting, why)))
         for name in sorted(self._shares([one for one in wanted if one.slice.kind is SliceKind.MPS])):
             device = self.shared[name]
             if not device.observe().setting.running:
@@ -112,7 +113,7 @@ class GpuPlaces:
         """
         changes: list[str] = []
         keys = {one.together: one for one in wanted if one.together}
-        parts = {name: cut.observe().slices for name, cut in self.cut.items()} if keys else {}
+        parts = {name: device.observe().slices for name, device in self.mig_devices.items()} if keys else {}
         there = {part.id for mine in parts.values() for part in mine}
         before = {key: home for key, home in self._homes.items() if home in there}
         homes: dict[str, str] = {}
@@ -147,15 +148,15 @@ class GpuPlaces:
 
     def _end_daemons(self, device: str, wanted: MigSetting) -> None:
         """Stop the MPS daemons of the instances that a new partition destroys: their servers would keep them busy."""
-        gone = {(place.profile, place.start) for place in self.cut[device].price(wanted).destroyed}
-        for part in self.cut[device].observe().slices if gone and self._daemons else ():
+        gone = {(place.profile, place.start) for place in self.mig_devices[device].price(wanted).destroyed}
+        for part in self.mig_devices[device].observe().slices if gone and self._daemons else ():
             if (part.slice.profile, part.start) in gone and part.id in self._daemons:
                 mps, spec = self._daemons.pop(part.id)
                 self.turn(mps, spec, MpsSetting(), "its slice is removed")
 
     def _home(self, piece: Slice, device: str, together: str) -> DeviceSlice:
         """The instance of a group of processes, with one process's share of it."""
-        for part in self.cut[device].observe().slices if device in self.cut else ():
+        for part in self.mig_devices[device].observe().slices if device in self.mig_devices else ():
             if part.id == self._homes.get(together) and part.slice.profile == piece.profile:
                 several = piece.share_ratio < 1
                 environ = self._daemons[part.id][0].environment(1.0) if several else part.environ
@@ -164,9 +165,9 @@ class GpuPlaces:
 
     def _instance(self, piece: Slice, device: str, held: Sequence[DeviceSlice]) -> DeviceSlice:
         used = {part.id for part in held}
-        for name, cut in self.cut.items():
+        for name, mig in self.mig_devices.items():
             if device in ("", name):
-                for part in cut.observe().slices:
+                for part in mig.observe().slices:
                     if part.slice == piece and part.id not in used:
                         return part
         raise self._none(piece, device)
@@ -185,26 +186,28 @@ class GpuPlaces:
                 return DeviceSlice(piece, uuid, cuda_environment(uuid))
         raise self._none(piece, device)
 
-    def _cuts(self, wanted: Wanted) -> dict[str, MigSetting]:
+    def _mig_settings(self, wanted: Wanted) -> dict[str, MigSetting]:
         """The new partition of each GPU that has to change."""
-        lists: dict[str, list[str]] = {name: [] for name in self.cut}
-        present = {name: Counter(device.observe().setting.profiles) for name, device in self.cut.items()}
+        lists: dict[str, list[str]] = {name: [] for name in self.mig_devices}
+        present = {name: Counter(device.observe().setting.profiles) for name, device in self.mig_devices.items()}
         # Processes that go together take one instance.
         alone = [one for one in wanted if not one.together]
         pieces = [one for one in (*alone, *_first_of_each(wanted)) if one.slice.kind is SliceKind.MIG]
         for piece, device, _ in sorted(pieces, key=lambda one: (not one.device, -_size(one.slice.profile))):
-            names = [name for name in self.cut if device in ("", name)]
+            names = [name for name in self.mig_devices if device in ("", name)]
             ready = [name for name in names if present[name][piece.profile] > lists[name].count(piece.profile)]
             fits = [name for name in names if self._fits(name, [*lists[name], piece.profile])]
             chosen = next(iter([name for name in ready if name in fits] or fits), None)
             if chosen is None:
                 raise self._none(piece, device)
             lists[chosen].append(piece.profile)
-        return {name: MigSetting(tuple(cut)) for name, cut in lists.items() if Counter(cut) - present[name]}
+        return {
+            name: MigSetting(tuple(profiles)) for name, profiles in lists.items() if Counter(profiles) - present[name]
+        }
 
     def _fits(self, name: str, profiles: Sequence[str]) -> bool:
         try:
-            self.cut[name].price(MigSetting(tuple(profiles)))
+            self.mig_devices[name].price(MigSetting(tuple(profiles)))
         except ConfigError:
             return False
         return True

@@ -291,11 +291,11 @@ def _stricter(request: JointRequest, plan: ProvisionPlan, verdict: PlanVerdict) 
     for each in request.services:
         names = of.get(each.workload.id, (each.workload.id,))
         missed = max(verdict.tail_ratio[name] for name in names)
-        found.append(each if missed <= 1 else replace(each, margin_ratio=_cut(each, missed)))
+        found.append(each if missed <= 1 else replace(each, margin_ratio=_margin_ratio(each, missed)))
     return tuple(found)
 
 
-def _cut(service: JointService, tail_ratio: float) -> float:
+def _margin_ratio(service: JointService, tail_ratio: float) -> float:
     """New margin of a service that missed its SLO: larger in proportion to the miss."""
     missed = min(tail_ratio, 2.0) - 1.0
     return (1 + service.margin_ratio) * (1 + max(missed, _LEAST_CUT)) - 1

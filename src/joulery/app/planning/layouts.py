@@ -254,7 +254,7 @@ def _annealed(problem: PoolProblem, trial: Judge) -> PoolPlan:
 
 def _as_plan(preset: str, request: LayoutRequest, found: PoolPlan) -> LayoutPlan:
     problem, pool = request.problem, found.pool
-    idle_w = idle_shares_w(problem, pool.cuts, pool.used)
+    idle_w = idle_shares_w(problem, pool.partitions, pool.used)
     bound = LayoutBound(found.bound_w, found.gap_ratio, found.corrected_bound_w, found.corrected_gap_ratio)
     return LayoutPlan(
         policy=preset,
@@ -288,7 +288,7 @@ def _layouts(request: LayoutRequest, pool: Pool) -> tuple[PlannedLayout, ...]:
         for machine, profile, variant in pool.used[number]:
             waiting.setdefault((group, machine, profile), []).append((service.name, variant))
     found: Counter[tuple[int, tuple[LayoutInstance, ...]]] = Counter()
-    for (group, machine, partition), count in sorted(pool.cuts.items()):
+    for (group, machine, partition), count in sorted(pool.partitions.items()):
         for _ in range(count):
             slices = problem.machines[machine].menu.multisets[partition]
             placed = tuple(LayoutInstance(each, *waiting[group, machine, each].pop(0)) for each in slices)

@@ -24,7 +24,7 @@ from joulery.runtime.serving.running_service import ServiceSetup
 def profile_on_slices(
     file: Path,
     what: str,
-    cuts: Sequence[str],
+    core_lists: Sequence[str],
     *,
     warmup: int,
     runs: int,
@@ -35,7 +35,7 @@ def profile_on_slices(
     Args:
         file: The site file.
         what: A service of the site, or one variant.
-        cuts: Partitions of the cores, such as ``1,1``; those of the site when empty.
+        core_lists: Partitions of the cores, such as ``1,1``; those of the site when empty.
         warmup: Requests before the timed ones.
         runs: Requests timed on each slice, alone and loaded.
         progress: Receives ``(done, of, next step)``.
@@ -46,7 +46,7 @@ def profile_on_slices(
     site = load(file)
     config, variants = _named(site, what)
     sent = site.load_of(config)
-    setup = _narrowed(service_setup(site, config, cache_folder()), variants, cuts)
+    setup = _narrowed(service_setup(site, config, cache_folder()), variants, core_lists)
     folder = None if sent is None else sent.inputs
     plan = Plan(warmup=warmup, alone=runs, loaded=runs)
     measured = measure_profile(setup, folder=folder, meters=meter_specs(site.meters), plan=plan, progress=progress)
@@ -73,24 +73,27 @@ def _named(site: Site, what: str) -> tuple[ServiceConfig, tuple[str, ...]]:
     )
 
 
-def _narrowed(setup: ServiceSetup, variants: Sequence[str], cuts: Sequence[str]) -> ServiceSetup:
+def _narrowed(setup: ServiceSetup, variants: Sequence[str], core_lists: Sequence[str]) -> ServiceSetup:
     """The service setup reduced to some variants and to given partitions of its cores."""
-    partitions = tuple(cpu_slices(_cores(cut, len(setup.cores))) for cut in cuts) or setup.partitions
+    partitions = tuple(cpu_slices(_cores(core_list, len(setup.cores))) for core_list in core_lists) or setup.partitions
     return replace(setup, models={name: setup.models[name] for name in variants}, partitions=partitions, candidates=())
 
 
-def _cores(cut: str, most: int) -> tuple[int, ...]:
+def _cores(core_list: str, most: int) -> tuple[int, ...]:
     """Parse the cores of each slice of a partition.
 
     Raises:
         ConfigError: The text is not a partition of this number of cores.
     """
     try:
-        cores = tuple(int(part) for part in cut.split(","))
+        cores = tuple(int(part) for part in core_list.split(","))
     except ValueError:
         cores = ()
     if not cores or min(cores) < 1 or sum(cores) > most:
         raise ConfigError(
-            "not a partition of the cores", pointer="--slices", got=cut, expected=f"such as 1,1: at most {most} in all"
+            "not a partition of the cores",
+            pointer="--slices",
+            got=core_list,
+            expected=f"such as 1,1: at most {most} in all",
         )
     return cores

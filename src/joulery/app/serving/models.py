@@ -142,8 +142,10 @@ def _gpu_configs(gpus: tuple[str, ...], piece: Slice) -> tuple[GpuDeviceConfig, 
     """Settings of the named GPUs, as the slice needs them."""
     named = tuple(int(gpu) if gpu.isdigit() else gpu for gpu in gpus) or (0,)
     mode = piece.kind.value
-    cuts = ((piece.profile,),) if mode == "mig" else None
-    return tuple(GpuDeviceConfig.model_validate({"gpu": gpu, "mode": mode, "mig_partitions": cuts}) for gpu in named)
+    partitions = ((piece.profile,),) if mode == "mig" else None
+    return tuple(
+        GpuDeviceConfig.model_validate({"gpu": gpu, "mode": mode, "mig_partitions": partitions}) for gpu in named
+    )
 
 
 def _replica(text: str, slice_: Slice, threads: int) -> ReplicaSpec:

@@ -93,7 +93,7 @@ def planned_control(
     gpus = read_plan(file).gpus()
     cores, size = fleet_cores(site), _sizes(site)
     models = models_of(site, gpus, cache)
-    shared, cut = ((), frozenset[str]()) if here is None else _divided(site, here)
+    shared, partitioned = ((), frozenset[str]()) if here is None else _divided(site, here)
     services = {config.name: _running(site, config, gpus, cache, shared) for config in site.services}
     slos = {name: one.setup.slo for name, one in services.items()}
     if here is None:
@@ -102,8 +102,8 @@ def planned_control(
         usable, plan = cores, PlanInForce.of(gpus, cores_for(gpus, cores, size), models, slos)
     else:
         engine, size, usable = gate.engine(site, cores, here.places), {}, ()
-        plan = PlanInForce.of(gpus, devices_for(gpus, shared, cut), models, slos, shared, cut)
-        _check_cuts(plan, here)
+        plan = PlanInForce.of(gpus, devices_for(gpus, shared, partitioned), models, slos, shared, partitioned)
+        _check_partitions(plan, here)
     control = PlanControl(services, engine, history, site.mode, plan=plan, size=size, all_cores=usable)
     made = read_plan(file).plan()
     control.joint = made if isinstance(made, ProvisionPlan) and made.certificate is not None else None
@@ -124,7 +124,7 @@ def _divided(site: Site, here: LocalGpus) -> tuple[tuple[str, ...], frozenset[st
                 got=device.mode,
                 expected="mps or mig",
             )
-    return here.names, frozenset(here.places.cut)
+    return here.names, frozenset(here.places.mig_devices)
 
 
 def _require_no_slices(gpus: Sequence[PlannedGpu]) -> None:
@@ -138,12 +138,12 @@ def _require_no_slices(gpus: Sequence[PlannedGpu]) -> None:
         )
 
 
-def _check_cuts(plan: PlanInForce, here: LocalGpus) -> None:
+def _check_partitions(plan: PlanInForce, here: LocalGpus) -> None:
     """Raise if one of this machine's GPUs cannot have the MIG partition of its GPU in the plan."""
     for gpu, (at,) in zip(plan.gpus, plan.cores, strict=True):
         device = plan.shared[at]
-        if device in plan.cut:
-            here.places.cut[device].price(MigSetting(tuple(each.slice for each in gpu.instances)))
+        if device in plan.partitioned:
+            here.places.mig_devices[device].price(MigSetting(tuple(each.slice for each in gpu.instances)))
 
 
 async def follow_site(

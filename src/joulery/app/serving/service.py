@@ -69,7 +69,9 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if config.family.is_upstream:
         partitions = ((Slice(SliceKind.WHOLE),) * (config.concurrency or CONCURRENCY),)
     else:
-        partitions = (fixed,) if fixed is not None else tuple(cpu_slices(cut) for cut in core_partitions(len(cores)))
+        partitions = (
+            (fixed,) if fixed is not None else tuple(cpu_slices(partition) for partition in core_partitions(len(cores)))
+        )
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
@@ -78,7 +80,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
         partitions = tuple(assignment)
     if not config.family.is_upstream:
         partitions = within_bounds(partitions, config)
-        assignment = {cut: where for cut, where in assignment.items() if cut in partitions}
+        assignment = {partition: where for partition, where in assignment.items() if partition in partitions}
     if consolidates(site, config):
         alone = first_nodes(shares_of_nodes(site).get(config.name, ())) if nodes_of(site) else {}
         assignment = {**(alone if gpus is None else first_alone(gpus.partitions)), **assignment}

@@ -85,7 +85,7 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder, *, in_us
 
     partitions: dict[str, Partitions] = {}
     opened: list[Any] = []
-    cut: dict[str, NvidiaMig] = {}
+    mig_devices: dict[str, NvidiaMig] = {}
     shared: dict[str, NvidiaMps] = {}
     whole: dict[str, str] = {}
     specs: dict[str, DeviceSpec] = {}
@@ -97,7 +97,7 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder, *, in_us
             mig = NvidiaMig(config.gpu)
             opened.append(mig)
             name, menu, uuids[mig.device] = mig.device, _menu(mig, config), mig.capability().uuid
-            cut[name], specs[name] = mig, DeviceSpec("nvidia-mig", {"gpu": config.gpu})
+            mig_devices[name], specs[name] = mig, DeviceSpec("nvidia-mig", {"gpu": config.gpu})
         elif config.mode == "mps":
             mps = NvidiaMps(config.gpu)
             opened.append(mps)
@@ -120,7 +120,7 @@ def local_gpus(devices: Sequence[GpuDeviceConfig], holder: LeaseHolder, *, in_us
         opened.append(mps)
         return mps, DeviceSpec("nvidia-mps", {"gpu": uuids[name], "instance": instance})
 
-    places = GpuPlaces(turn, cut, shared, whole, specs, frozenset(alone), within)
+    places = GpuPlaces(turn, mig_devices, shared, whole, specs, frozenset(alone), within)
     return LocalGpus(places, partitions, opened)
 
 

@@ -69,7 +69,7 @@ class MigMenu:
             compute, memory = sum(p.compute_slices for p in pieces), sum(p.memory_slices for p in pieces)
             if compute > self.compute_slices or memory > self.memory_slices:
                 raise ConfigError(
-                    f"a {self.gpu} cannot be cut into {' + '.join(partition)}",
+                    f"a {self.gpu} cannot be partitioned into {' + '.join(partition)}",
                     got=f"{compute} compute and {memory} memory slices",
                     expected=f"at most {self.compute_slices} and {self.memory_slices}",
                 )

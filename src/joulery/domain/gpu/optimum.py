@@ -196,7 +196,7 @@ class CertifiedSlice(NamedTuple):
     accuracy_ratio: float
 
 
-class CertifiedCut(NamedTuple):
+class CertifiedPartition(NamedTuple):
     """One MIG partition of a GPU type at a clock.
 
     Attributes:
@@ -244,7 +244,7 @@ class PlanCertificate:
         costs: Joules by service, variant, type and clock.
         patterns: Layouts known at the end, those of the plan first.
         slices: Every choice for a slice; empty where no GPU can be partitioned.
-        cuts: Every MIG partition of a GPU.
+        partitions: Every MIG partition of a GPU.
         relaxed: The bound that the prices prove; NaN where it is ``bound``.
         alike: Names of services that were planned as one kind: ``costs`` and ``patterns`` name the first of them, and
             an instance may serve any. Their prices are equal.
@@ -269,7 +269,7 @@ class PlanCertificate:
     costs: tuple[CertifiedCost, ...] = ()
     patterns: tuple[CertifiedPattern, ...] = ()
     slices: tuple[CertifiedSlice, ...] = ()
-    cuts: tuple[CertifiedCut, ...] = ()
+    partitions: tuple[CertifiedPartition, ...] = ()
     relaxed: float = math.nan
     alike: tuple[tuple[str, ...], ...] = ()
     carbon_cap_g_per_hour: float | None = None

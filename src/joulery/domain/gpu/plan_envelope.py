@@ -408,7 +408,7 @@ def _breaks(envelope: Envelope, load: float) -> list[float]:
         slope = float(more[best] - costs[best])
         return int(order[best]), float(costs[best]) - price * slope, slope
 
-    def cut(low: float, high: float) -> None:
+    def split(low: float, high: float) -> None:
         one, other = line(low), line(high)
         if one[0] == other[0] or one[2] - other[2] <= 1e-12:
             return
@@ -417,8 +417,8 @@ def _breaks(envelope: Envelope, load: float) -> list[float]:
             return
         found.add(at)
         if line(at)[0] not in (one[0], other[0]):
-            cut(low, at)
-            cut(at, high)
+            split(low, at)
+            split(at, high)
 
-    cut(ends[0], ends[1])
+    split(ends[0], ends[1])
     return sorted(found)

@@ -117,9 +117,9 @@ class LayoutActuator:
         """The GPU of each instance of a layout; instances that run already stay on theirs."""
         if not self.slice_assignment:
             return [""] * len(layout.instances)
-        cut = tuple(sorted(layout.slices))
+        partition = tuple(sorted(layout.slices))
         used = self.slice_assignment
-        free = Counter(used[cut] if self.places is None else self.places.assigned(used, cut))
+        free = Counter(used[partition] if self.places is None else self.places.assigned(used, partition))
         there = Counter((spec.variant, spec.slice, spec.device) for spec in running)
         found: dict[int, str] = {}
         for index, item in enumerate(layout.instances):

@@ -188,9 +188,9 @@ def _names(
     gpus: Sequence[PlannedGpu], truths: Mapping[str, InterferenceProfile], sliced: Mapping[str, SlicedGpu]
 ) -> str:
     """Names of the coefficients that the simulated GPUs followed."""
-    cut = {gpu.type for gpu in gpus if any(one.slice for one in gpu.instances)}
-    found = {f"{name} (three numbers a curve of {sliced[name].table.source})" for name in cut}
-    return ", ".join(sorted(found | {truths[gpu.type].gpu.name for gpu in gpus if gpu.type not in cut}))
+    sliced_types = {gpu.type for gpu in gpus if any(one.slice for one in gpu.instances)}
+    found = {f"{name} (three numbers a curve of {sliced[name].table.source})" for name in sliced_types}
+    return ", ".join(sorted(found | {truths[gpu.type].gpu.name for gpu in gpus if gpu.type not in sliced_types}))
 
 
 def truth_at(profile: InterferenceProfile, set_mhz: float | None) -> InterferenceTruth:

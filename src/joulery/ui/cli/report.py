@@ -74,12 +74,12 @@ def command(
 
     runs = tuple(str(one) for run in runs for one in runs_in(run))
     form, out = chosen_format(form, as_json=as_json, html=html, out=out)
-    cut = report_anatomy.ReportSelection(by, depth, top, fold, patterns, phase, device)
+    selection = report_anatomy.ReportSelection(by, depth, top, fold, patterns, phase, device)
     grid = _grid(carbon)
-    if report_anatomy.wanted(cut, form):
+    if report_anatomy.wanted(selection, form):
         if grid is not None:
             raise ConfigError("the grams of operations stay as recorded", hint="leave --zone and --carbon out")
-        report_anatomy.write(report_anatomy.render(runs, cut, form), form, out)
+        report_anatomy.write(report_anatomy.render(runs, selection, form), form, out)
         return
     views = _read(runs, with_timeline=form == "html" or by == "hour", carbon=grid)
     rollup = roll_up(views, by or "component")

@@ -48,7 +48,7 @@ class ReportSelection:
     device: str | None
 
 
-def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
+def render(runs: Sequence[str], selection: ReportSelection, form: str) -> bytes:
     """The report of traced runs in one form.
 
     Raises:
@@ -59,7 +59,7 @@ def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
     from joulery.ui.reports.anatomy import exports
 
     anatomies = load_anatomies(runs)
-    whole = _selected(together(anatomies, _folds(cut)), cut)
+    whole = _selected(together(anatomies, _folds(selection)), selection)
     if form == "perfetto":
         return _perfetto(_single(anatomies, form))
     if form == "speedscope":
@@ -67,10 +67,10 @@ def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
     if form == "folded":
         return exports.as_folded(whole).encode()
     if form in ("html", "svg"):
-        return _drawn(anatomies, whole, cut, form)
+        return _drawn(anatomies, whole, selection, form)
     from joulery.accounting.operations.rows import rolled_up
 
-    rows = rolled_up(whole, cut.by or "op", cut.depth)
+    rows = rolled_up(whole, selection.by or "op", selection.depth)
     if form == "parquet":
         return exports.as_parquet(rows)
     if form == "csv":
@@ -80,34 +80,34 @@ def render(runs: Sequence[str], cut: ReportSelection, form: str) -> bytes:
 
         document = {**tensor_footprint_to_dict(rows), "steps": step_counts(anatomies), "ranks": ranks(anatomies)}
         return (json.dumps(document) + "\n").encode()
-    return _text(rows, cut, step_line(step_counts(anatomies)))
+    return _text(rows, selection, step_line(step_counts(anatomies)))
 
 
-def _folds(cut: ReportSelection) -> list[Fold]:
+def _folds(selection: ReportSelection) -> list[Fold]:
     from joulery.accounting.operations.rows import TRANSFORMERS, fold_from
 
-    return [*(fold_from(text) for text in cut.patterns), *(TRANSFORMERS if cut.fold else ())]
+    return [*(fold_from(text) for text in selection.patterns), *(TRANSFORMERS if selection.fold else ())]
 
 
-def _selected(footprint: TensorFootprint, cut: ReportSelection) -> TensorFootprint:
+def _selected(footprint: TensorFootprint, selection: ReportSelection) -> TensorFootprint:
     from joulery.accounting.operations.rows import selected
 
-    return selected(footprint, phase=cut.phase, device=cut.device)
+    return selected(footprint, phase=selection.phase, device=selection.device)
 
 
-def _drawn(anatomies: Sequence[RunAnatomy], whole: TensorFootprint, cut: ReportSelection, form: str) -> bytes:
+def _drawn(anatomies: Sequence[RunAnatomy], whole: TensorFootprint, selection: ReportSelection, form: str) -> bytes:
     from joulery.accounting.operations.edd import tree
     from joulery.accounting.operations.rows import rolled_up
     from joulery.ui.reports.anatomy.edd import edd_svg
     from joulery.ui.reports.anatomy.page import anatomy_page, phase_trees, with_phases
 
-    rows = rolled_up(whole, cut.by or "op") if cut.by != "phase" else whole
-    depth = cut.depth or 4
+    rows = rolled_up(whole, selection.by or "op") if selection.by != "phase" else whole
+    depth = selection.depth or 4
     if form == "svg":
-        root = tree(rows, root=cut.phase) if cut.phase else with_phases(phase_trees(rows))
+        root = tree(rows, root=selection.phase) if selection.phase else with_phases(phase_trees(rows))
         return edd_svg(root, depth=depth, standalone=True).encode()
     title = anatomies[0].name if len(anatomies) == 1 else f"{len(anatomies)} runs"
-    return anatomy_page(title, rows, _spans(anatomies), top=cut.top, depth=depth).encode()
+    return anatomy_page(title, rows, _spans(anatomies), top=selection.top, depth=depth).encode()
 
 
 def _spans(anatomies: Sequence[RunAnatomy]) -> Html | None:
@@ -169,17 +169,17 @@ def layers_text(runs: Sequence[str | Path], *, top: int = 8) -> str:
     return text.decode() + step_line(step_counts(anatomies))
 
 
-def _text(rows: TensorFootprint, cut: ReportSelection, steps: str) -> bytes:
+def _text(rows: TensorFootprint, selection: ReportSelection, steps: str) -> bytes:
     from joulery.ui.reports.anatomy.text import as_text, print_footprint
 
-    text = as_text(lambda console: print_footprint(rows, console, top=cut.top, title=cut.by or "operation"))
+    text = as_text(lambda console: print_footprint(rows, console, top=selection.top, title=selection.by or "operation"))
     return text + steps.encode()
 
 
-def wanted(cut: ReportSelection, form: str) -> bool:
+def wanted(selection: ReportSelection, form: str) -> bool:
     """Whether the report is of operations: a grouping, form or flag is given that only such reports have."""
-    flagged = cut.fold or cut.patterns or cut.phase or cut.device or cut.depth
-    return cut.by in BY or form in FORMATS or bool(flagged)
+    flagged = selection.fold or selection.patterns or selection.phase or selection.device or selection.depth
+    return selection.by in BY or form in FORMATS or bool(flagged)
 
 
 def write(content: bytes, form: str, out: Path | None) -> None:

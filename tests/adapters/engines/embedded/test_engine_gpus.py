@@ -41,7 +41,7 @@ def turn(device: Any, spec: DeviceSpec, wanted: Any, reason: str) -> object:
 
 def cutting(nvml: NvmlFake) -> GpuPlaces:
     cut = {f"gpu:{index}": NvidiaMig(index, nvml) for index in range(len(nvml.boards))}
-    return GpuPlaces(turn, cut=cut, specs={name: DeviceSpec("nvidia-mig") for name in cut})
+    return GpuPlaces(turn, mig_devices=cut, specs={name: DeviceSpec("nvidia-mig") for name in cut})
 
 
 @asynccontextmanager

@@ -74,17 +74,17 @@ def random_request(seed: int) -> JointRequest:
 def every_filling(problem: JointProblem) -> list[tuple[int, tuple[int, ...]]]:
     """Every machine with every multiset of options on the slices of every cut."""
     found = set()
-    for cut in problem.cuts:
+    for partition in problem.partitions:
         parts = []
-        for profile, slices in enumerate(cut.counts):
-            some = [i for i, o in enumerate(problem.slices) if (o.machine, o.profile) == (cut.machine, profile)]
+        for profile, slices in enumerate(partition.counts):
+            some = [i for i, o in enumerate(problem.slices) if (o.machine, o.profile) == (partition.machine, profile)]
             parts.append(itertools.combinations_with_replacement([-1, *some], slices))
         for chosen in itertools.product(*parts):
             used = tuple(sorted(i for some in chosen for i in some if i >= 0))
             owners = [problem.slices[i].service for i in used]
             apart = problem.request.rules.domain.value != "none"
             if used and not (apart and len(set(owners)) < len(owners)):
-                found.add((cut.machine, used))
+                found.add((partition.machine, used))
     return sorted(found)
 
 
@@ -133,8 +133,8 @@ def most_worth(certificate: PlanCertificate) -> float:
         worth = one.capacity_rps * max(0.0, each - per_w * one.request_j)
         key = (one.type, one.clock_mhz, one.slice)
         best[key] = max(best[key], worth)
-    for cut in certificate.cuts:
-        cost = per_w * cut.standing_w + objective.per_usd * cut.usd_per_hour + objective.per_gpu
-        cost += certificate.pool_price[cut.type]
-        worst = max(worst, sum(best[(cut.type, cut.clock_mhz, name)] for name in cut.slices) / cost)
+    for partition in certificate.partitions:
+        cost = per_w * partition.standing_w + objective.per_usd * partition.usd_per_hour + objective.per_gpu
+        cost += certificate.pool_price[partition.type]
+        worst = max(worst, sum(best[(partition.type, partition.clock_mhz, name)] for name in partition.slices) / cost)
     return worst

@@ -56,14 +56,14 @@ def test_bound_optimum_and_plan_stand_in_order_and_prices_prove_theirs_again(see
 
 
 def test_slices_in_use_are_those_of_a_cut_on_the_menu(plan):
-    cuts = [Counter(cut) for cut in A30_24GB.partitions]
+    partitions = [Counter(partition) for partition in A30_24GB.partitions]
     assert {gpu.mode for gpu in plan.gpus} <= {"mig", "mps", "whole"}
     assert "mig" in {gpu.mode for gpu in plan.gpus}
     for gpu in plan.gpus:
         used = Counter(each.slice for each in gpu.instances)
-        assert any(not used - cut for cut in cuts), used
+        assert any(not used - partition for partition in partitions), used
         assert gpu.share_ratio <= 1 + 1e-9
-    planned = sum(cut.planned for cut in plan.certificate.cuts)
+    planned = sum(partition.planned for partition in plan.certificate.partitions)
     assert planned == len(plan.gpus)
 
 
@@ -158,7 +158,7 @@ def test_a_power_cap_is_kept_where_dollars_would_not_keep_it(plan):
 @pytest.mark.parametrize(
     ("curves", "said"),
     [
-        ({("large", "9g"): (BatchCurve(1, (1, 2), (0.01, 0.02)),)}, "cannot be cut into"),
+        ({("large", "9g"): (BatchCurve(1, (1, 2), (0.01, 0.02)),)}, "cannot be partitioned into"),
         ({("large", "1g"): (BatchCurve(1, (4,), (0.01,)),)}, "a single measurement of large"),
         ({("vast", "1g"): (BatchCurve(1, (1, 2), (0.01, 0.02)),)}, "no GPU type of the fleet"),
     ],

@@ -105,7 +105,7 @@ def test_plans_can_be_placed_and_keep_what_was_asked():
     assert metrics.latency_s <= 0.16
     assert metrics.accuracy_ratio >= 0.86
     slices = sorted(profile for _, profile, _ in made.pool.used[0])
-    cut = [profile for (_, _, at), n in made.pool.cuts.items() for profile in FEW.multisets[at] * n]
+    cut = [profile for (_, _, at), n in made.pool.partitions.items() for profile in FEW.multisets[at] * n]
     assert slices == sorted(cut)
     assert made.by_gpus[made.pool.gpus] is made.pool
     assert all(pool.cost_w >= made.pool.cost_w for pool in made.by_gpus.values())
@@ -170,7 +170,7 @@ def test_sharing_gpus_costs_no_more_than_gpu_groups():
     assert apart.pool.gpus == 2
     assert shared.pool.gpus == 1
     assert shared.pool.cost_w < apart.pool.cost_w
-    assert sum(idle_shares_w(together, shared.pool.cuts, shared.pool.used)) == pytest.approx(37.6)
+    assert sum(idle_shares_w(together, shared.pool.partitions, shared.pool.used)) == pytest.approx(37.6)
 
 
 def test_gpus_that_are_not_there_are_not_planned():
@@ -186,7 +186,7 @@ def test_the_cheaper_of_two_types_is_taken():
     frugal = Machine("H100-80GB", replace(H100_80GB, partitions=cuts), 20.0, 4, time_ratio=0.5)
     problem = PoolProblem((A100, frugal), (service(least=0.86),))
     made = plan_pool(problem, trusting(problem), QUICK)
-    assert {problem.machines[at].gpu for _, at, _ in made.pool.cuts} == {"H100-80GB"}
+    assert {problem.machines[at].gpu for _, at, _ in made.pool.partitions} == {"H100-80GB"}
 
 
 def test_slices_of_other_gpus_slow_down_as_the_same_part_does():

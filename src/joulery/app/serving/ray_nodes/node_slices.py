@@ -55,7 +55,7 @@ def cuts_of(node: RayNodeConfig) -> list[tuple[Slice, ...]]:
     """The partitions of a node: all partitions of its cores, or its whole GPUs."""
     if node.cores is None:
         return [(Slice(SliceKind.WHOLE),) * node.units]
-    return [cpu_slices(cut) for cut in core_partitions(node.cores)]
+    return [cpu_slices(partition) for partition in core_partitions(node.cores)]
 
 
 def node_slices(nodes: Sequence[RayNodeConfig]) -> SliceAssignment:
@@ -86,8 +86,8 @@ def profiled_setup(site: Site, setup: ServiceSetup) -> ServiceSetup:
             hint="run joulery profile on a machine like the nodes, and name its file under the service's profile",
         )
     sizes = sorted({node.units for node in nodes}, reverse=True)
-    cuts = dict.fromkeys(cpu_slices(cut) for cores in sizes for cut in core_partitions(cores))
-    return replace(setup, partitions=tuple(cuts), slice_assignment={})
+    partitions = dict.fromkeys(cpu_slices(partition) for cores in sizes for partition in core_partitions(cores))
+    return replace(setup, partitions=tuple(partitions), slice_assignment={})
 
 
 def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConfig) -> tuple[tuple[Slice, ...], ...]:
@@ -97,12 +97,14 @@ def within_bounds(partitions: tuple[tuple[Slice, ...], ...], config: ServiceConf
         InfeasibleError: There is no such partition.
     """
     least, most = config.minimum_replicas, config.maximum_replicas
-    kept = tuple(cut for cut in partitions if least <= len(cut) and (most is None or len(cut) <= most))
+    kept = tuple(
+        partition for partition in partitions if least <= len(partition) and (most is None or len(partition) <= most)
+    )
     if not kept:
-        sizes = sorted({len(cut) for cut in partitions})
+        sizes = sorted({len(partition) for partition in partitions})
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
         raise InfeasibleError(
-            f"{config.name} is to have {bounds} replicas, and its cores or GPUs can be cut into "
+            f"{config.name} is to have {bounds} replicas, and its cores or GPUs can be partitioned into "
             f"{' or '.join(map(str, sizes))} slices only",
             binding="number of replicas",
             hint="change minimum_replicas or maximum_replicas, or give the service other cores or GPUs",

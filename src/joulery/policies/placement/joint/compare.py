@@ -15,7 +15,7 @@ from joulery.policies.placement.joint.generation import JointEffort
 from joulery.policies.placement.joint.master import Flow, KnownPattern
 from joulery.policies.placement.joint.planner import patterns_of, plan_joint, quality_of, value_of
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest, problem_of
-from joulery.policies.placement.joint.result.cut_gpus import numbered, sliced_gpu
+from joulery.policies.placement.joint.result.partitioned_gpus import numbered, sliced_gpu
 from joulery.policies.placement.joint.result.planned_gpus import gpus_of, on_hosts_of
 from joulery.policies.placement.joint.slice_options import SliceOption
 from joulery.policies.placement.provisioning.packing import PackedGpu, Pattern
@@ -99,13 +99,13 @@ def one_after_the_other(request: JointRequest, effort: JointEffort | None = None
     first = plan_joint(cheapest, effort, cheapest_of_all(cheapest))
     problem = problem_of(request)
     replicas: Counter[int] = Counter()
-    cut = [_slower(problem, gpu, replicas) for gpu in first.gpus if gpu.instances[0].slice]
+    sliced = [_slower(problem, gpu, replicas) for gpu in first.gpus if gpu.instances[0].slice]
     chosen: Counter[tuple[int, Pattern]] = Counter()
     for machine, pattern in patterns_of(problem, first):
         chosen[(_best_clock(problem, machine, pattern), pattern)] += 1
     known = [(KnownPattern(machine, _layout(problem, machine, pattern)), n) for (machine, pattern), n in chosen.items()]
     totals = {each.workload.id: replicas[at] for at, each in enumerate(problem.services)}
-    gpus = (*numbered(cut, totals), *gpus_of(problem, known, _flows(problem, known)))
+    gpus = (*numbered(sliced, totals), *gpus_of(problem, known, _flows(problem, known)))
     certificate = PlanCertificate(
         request.objective, value_of(problem, gpus), 0.0, "no bound", False, math.fsum(gpu.power_w for gpu in gpus)
     )
@@ -176,7 +176,7 @@ def with_power(request: JointRequest, plan: ProvisionPlan) -> ProvisionPlan:
 def _dollars(request: JointRequest) -> PlanObjective:
     of = request.objective
     dollars = objective_of("cost", of.g_per_kwh, of.pue, of.embodied_g_per_hour)
-    # Among plans of as many cut GPUs the one of least watts: the comparison is not to gain from an idle choice.
+    # Among plans of as many partitioned GPUs the one of least watts: the comparison is not to gain from an idle choice.
     return replace(dollars, per_w=_TIE_USD_PER_W) if any(each.sliced for each in request.fleet) else dollars
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.policies.placement.joint.master import Duals, JointMaster
 from joulery.policies.placement.joint.problem import JointProblem
-from joulery.policies.placement.joint.slice_options import best_cut
+from joulery.policies.placement.joint.slice_options import best_partition
 from joulery.policies.placement.provisioning.column_generation import Pricer
 from joulery.policies.placement.provisioning.packing import NEVER, Pattern
 
@@ -169,15 +169,15 @@ class JointGenerator:
             worth = max(threshold, next(possible, 0.0))
             scale = min(scale, least + (1 - least) * price / worth)
             added += len(self._add_some(machine, found.patterns, self.effort.patterns))
-        return self._proof(duals, min(scale, self._cut_scale(duals))), added > 0
+        return self._proof(duals, min(scale, self._partition_scale(duals))), added > 0
 
-    def _cut_scale(self, duals: Duals) -> float:
+    def _partition_scale(self, duals: Duals) -> float:
         """The scale of the prices at which no partitioned GPU is worth more than its price: 1 at the relaxation's."""
         problem, scale = self.problem, 1.0
         per_w = problem.objective.per_w + duals.power
-        for machine in dict.fromkeys(cut.machine for cut in problem.cuts):
-            cuts = [cut.counts for cut in problem.cuts if cut.machine == machine]
-            best, least = [0.0] * len(cuts[0]), 1.0
+        for machine in dict.fromkeys(partition.machine for partition in problem.partitions):
+            partitions = [partition.counts for partition in problem.partitions if partition.machine == machine]
+            best, least = [0.0] * len(partitions[0]), 1.0
             for one in problem.slices:
                 if one.machine != machine:
                     continue
@@ -186,7 +186,7 @@ class JointGenerator:
                 if worth > watts:
                     best[one.profile] = max(best[one.profile], worth - watts)
                     least = min(least, watts / worth)
-            price, worth = self._price(machine, duals), best_cut(cuts, best)
+            price, worth = self._price(machine, duals), best_partition(partitions, best)
             if worth > price:
                 scale = min(scale, least + (1 - least) * price / worth)
         return scale

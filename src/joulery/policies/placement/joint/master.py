@@ -85,7 +85,7 @@ class JointSolution(NamedTuple):
         unserved: Requests a second left out, float64[services].
         status: Proof status of the solver.
         slices: Number of slices that run each option, by its index; zeros are left out.
-        cuts: Number of GPUs with each MIG partition, by its index; zeros are left out.
+        partitions: Number of GPUs with each MIG partition, by its index; zeros are left out.
         proven: Lower bound over the same columns, by the solver's branch and bound.
         divisions: Number of services that each division serves, by its index; of services that stand for several.
         spread: Number of slices used of each :class:`SpreadSlices`, by its index; where replicas stay apart.
@@ -97,7 +97,7 @@ class JointSolution(NamedTuple):
     unserved: FloatArray
     status: SolveStatus
     slices: Mapping[int, int] = {}
-    cuts: Mapping[int, int] = {}
+    partitions: Mapping[int, int] = {}
     proven: float = 0.0
     divisions: Mapping[int, int] = {}
     spread: Mapping[int, int] = {}
@@ -110,13 +110,13 @@ class SliceMoves(NamedTuple):
         shapes: Indices of the options of one shape, and how many slices run it.
         most: Most slices that may be started or stopped.
         slices: Fixed number of slices that run each option, by its index, 0 for all others; not fixed where empty.
-        cuts: Fixed number of GPUs with each partition, by its index, 0 for all others; not fixed where empty.
+        partitions: Fixed number of GPUs with each partition, by its index, 0 for all others; not fixed where empty.
     """
 
     shapes: tuple[tuple[tuple[int, ...], int], ...]
     most: int
     slices: Mapping[int, int] = {}
-    cuts: Mapping[int, int] = {}
+    partitions: Mapping[int, int] = {}
 
 
 class JointMaster:
@@ -136,9 +136,9 @@ class JointMaster:
         self._index = {flow: at for at, flow in enumerate(self._flows)}
         self._first = len(self._flows) + len(problem.services)
         self._spread = spread_slices(problem)
-        self._cut = len(problem.slices) + len(problem.cuts) + len(self._spread)
-        self._last_cut = self._first + len(problem.slices) + len(problem.cuts)
-        self._reduced = np.zeros(self._cut)
+        self._layout_columns = len(problem.slices) + len(problem.partitions) + len(self._spread)
+        self._partitions_end = self._first + len(problem.slices) + len(problem.partitions)
+        self._reduced = np.zeros(self._layout_columns)
         self._unserved = _unserved_price(problem)
         self.divisions, self.divisions_complete = divisions_of(problem)
         self._lp, self._rows = self._empty()
@@ -176,8 +176,8 @@ class JointMaster:
         rows = self._rows
         flows = len(self._flows)
         values = np.array(solution.col_value, np.float64)
-        self._reduced = np.array(solution.col_dual, np.float64)[self._first : self._first + self._cut]
-        cuts = self._first + len(problem.slices)
+        self._reduced = np.array(solution.col_dual, np.float64)[self._first : self._first + self._layout_columns]
+        first_partition = self._first + len(problem.slices)
         power = -dual[rows.power] if problem.power_cap_w is not None else 0.0
         return Duals(
             value=float(self._lp.getInfo().objective_function_value),
@@ -187,7 +187,10 @@ class JointMaster:
             power=max(float(power), 0.0),
             unserved=values[flows : flows + services],
             gpu_price=0.0 if gpus is None else float(dual[rows.count]),
-            gpus=float(values[cuts : self._last_cut].sum() + values[self._first + self._cut :].sum()),
+            gpus=float(
+                values[first_partition : self._partitions_end].sum()
+                + values[self._first + self._layout_columns :].sum()
+            ),
         )
 
     def whole(
@@ -212,7 +215,7 @@ class JointMaster:
         mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
         for known in self.patterns:
             self._add_pattern(mip, known)
-        first = self._first + self._cut
+        first = self._first + self._layout_columns
         for at in np.flatnonzero(self._reduced > slack).tolist():
             mip.changeColBounds(self._first + at, 0.0, 0.0)
         last = first + len(self.patterns)
@@ -251,14 +254,17 @@ class JointMaster:
 
     def _solution(self, found: WholeNumbers) -> JointSolution:
         values, value, proven, status = found
-        cuts, first = self._first + len(self.problem.slices), self._first + self._cut
+        first_partition, first = self._first + len(self.problem.slices), self._first + self._layout_columns
         last = first + len(self.patterns)
         unserved = values[len(self._flows) : self._first]
-        slices = _counted(values[self._first : cuts])
-        cut, spread = _counted(values[cuts : self._last_cut]), _counted(values[self._last_cut : first])
+        slices = _counted(values[self._first : first_partition])
+        partitions, spread = (
+            _counted(values[first_partition : self._partitions_end]),
+            _counted(values[self._partitions_end : first]),
+        )
         counts, divided = _counted(values[first:last]), _counted(values[last : last + len(self.divisions)])
         flows = {flow: float(x) for flow, x in zip(self._flows, values, strict=False) if x > _TINY}
-        return JointSolution(counts, flows, value, unserved, status, slices, cut, proven, divided, spread)
+        return JointSolution(counts, flows, value, unserved, status, slices, partitions, proven, divided, spread)
 
     def _add_divisions(self, mip: Any, first: int) -> None:
         """Require a division for each of several services that are alike; patterns provide the instances.
@@ -301,8 +307,11 @@ class JointMaster:
             columns = [*(self._first + i for i in options), *changed[-2:]]
             add_row(mip, float(running), float(running), columns, [*(1.0 for _ in options), -1.0, 1.0])
         add_row(mip, 0.0, float(moves.most), changed, [1.0] * len(changed))
-        cuts = self._first + len(self.problem.slices)
-        for start, end, fixed in ((self._first, cuts, moves.slices), (cuts, self._last_cut, moves.cuts)):
+        first_partition = self._first + len(self.problem.slices)
+        for start, end, fixed in (
+            (self._first, first_partition, moves.slices),
+            (first_partition, self._partitions_end, moves.partitions),
+        ):
             for at in range(start, end) if fixed else ():
                 mip.changeColBounds(at, float(fixed.get(at - start, 0)), float(fixed.get(at - start, 0)))
 
@@ -314,7 +323,7 @@ class JointMaster:
         for cost, most in (
             *((cost, model.inf) for cost in costs),
             *zip(self._unserved.tolist(), problem.rates_rps.tolist(), strict=True),
-            *self._cut_columns(),
+            *self._partition_columns(),
         ):
             model.addCol(cost, 0.0, most, 0, np.zeros(0, np.int32), np.zeros(0))
         rows = _Rows(flows, services, types)
@@ -331,28 +340,28 @@ class JointMaster:
             add_row(model, 0.0, model.inf, mine, gains)
         for at, kind in enumerate(problem.fleet):
             most = kind.gpu_type.available
-            mine = [self._first + i for i in self._cuts_of(at)]
+            mine = [self._first + i for i in self._partitions_of(at)]
             add_row(model, -model.inf, model.inf if most is None else float(most), mine, [1.0] * len(mine))
-        cuts = list(range(self._first + len(problem.slices), self._last_cut))
-        add_row(model, 0.0, model.inf, cuts, [1.0] * len(cuts))
+        partitions = list(range(self._first + len(problem.slices), self._partitions_end))
+        add_row(model, 0.0, model.inf, partitions, [1.0] * len(partitions))
         if problem.power_cap_w is not None:
             joules = [self._request_j(flow) for flow in self._flows]
-            standing = [float(problem.standing_w[cut.machine]) for cut in problem.cuts]
-            add_row(model, -model.inf, problem.power_cap_w, [*range(flows), *cuts], [*joules, *standing])
+            standing = [float(problem.standing_w[partition.machine]) for partition in problem.partitions]
+            add_row(model, -model.inf, problem.power_cap_w, [*range(flows), *partitions], [*joules, *standing])
         for entries in [*self._slice_rows(), *spread_rows(problem, self._spread)]:
             add_row(model, 0.0, model.inf, [self._first + i for i in entries], list(entries.values()))
-        for some, limit in problem.cut_limits:
+        for some, limit in problem.partition_limits:
             limited = [self._first + len(problem.slices) + at for at in some]
             add_row(model, 0.0, float(limit), limited, [1.0] * len(limited))
         return model, rows
 
-    def _cut_columns(self) -> list[tuple[float, float]]:
+    def _partition_columns(self) -> list[tuple[float, float]]:
         """Cost and greatest number of each slice option, of each partition and of each spread variable."""
         problem = self.problem
         found = [(0.0, float(self._most(one))) for one in problem.slices]
-        for cut in problem.cuts:
-            kind = problem.fleet[problem.machines[cut.machine].fleet].gpu_type
-            cost = problem.objective.value(float(problem.standing_w[cut.machine]), kind.usd_per_hour, 1)
+        for partition in problem.partitions:
+            kind = problem.fleet[problem.machines[partition.machine].fleet].gpu_type
+            cost = problem.objective.value(float(problem.standing_w[partition.machine]), kind.usd_per_hour, 1)
             found.append((cost, math.inf))
         return [*found, *((0.0, math.inf) for _ in self._spread)]
 
@@ -360,19 +369,23 @@ class JointMaster:
         """Number of slices with an option that serve all of its service."""
         return math.ceil(self.problem.services[one.service].workload.rate_rps / one.capacity_rps - 1e-9)
 
-    def _cuts_of(self, fleet: int) -> list[int]:
+    def _partitions_of(self, fleet: int) -> list[int]:
         """Columns of the partitions of a GPU type, counted from the first slice option."""
         problem = self.problem
         first = len(problem.slices)
-        return [first + at for at, cut in enumerate(problem.cuts) if problem.machines[cut.machine].fleet == fleet]
+        return [
+            first + at
+            for at, partition in enumerate(problem.partitions)
+            if problem.machines[partition.machine].fleet == fleet
+        ]
 
     def _slice_rows(self) -> list[dict[int, float]]:
         """For each machine and kind of slice: the slices that partitions provide, less those that options use."""
         problem, first = self.problem, len(self.problem.slices)
         rows: dict[tuple[int, int], dict[int, float]] = {}
-        for at, cut in enumerate(problem.cuts):
-            for profile, count in enumerate(cut.counts):
-                rows.setdefault((cut.machine, profile), {}).update({first + at: float(count)} if count else {})
+        for at, partition in enumerate(problem.partitions):
+            for profile, count in enumerate(partition.counts):
+                rows.setdefault((partition.machine, profile), {}).update({first + at: float(count)} if count else {})
         for at, one in enumerate(problem.slices):
             rows[(one.machine, one.profile)][at] = -1.0
         return list(rows.values())

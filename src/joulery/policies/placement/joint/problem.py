@@ -24,13 +24,13 @@ from joulery.domain.gpu.provisioning import PROCESSES_PER_INSTANCE, Workload
 from joulery.perf.instances import ClockedGpu, at_clock
 from joulery.perf.slice_table import SlicedGpu
 from joulery.policies.placement.joint.slice_options import (
-    MigCut,
+    MigPartition,
     SliceChoice,
     SliceOption,
     check_slices,
-    cuts_of,
     explain_slices,
     part_scv,
+    partitions_of,
     slice_options,
 )
 from joulery.policies.placement.provisioning.gpu_shares import GpuType, least_units, process
@@ -236,9 +236,9 @@ class JointProblem:
         overhead_w: Power of a process without requests, float64[machines, items].
         standing_w: Power of an idle board and its host, float64[machines].
         slices: Options for slices of GPUs.
-        cuts: MIG partitions of GPUs.
-        cut_limits: Sets of partitions, by index, each with the most GPUs that may have one of them.
-        running_cuts: How many of the first partitions are those of running GPUs.
+        partitions: MIG partitions of GPUs.
+        partition_limits: Sets of partitions, by index, each with the most GPUs that may have one of them.
+        running_partitions: How many of the first partitions are those of running GPUs.
     """
 
     request: JointRequest
@@ -250,9 +250,9 @@ class JointProblem:
     overhead_w: FloatArray
     standing_w: FloatArray
     slices: tuple[SliceOption, ...] = ()
-    cuts: tuple[MigCut, ...] = ()
-    cut_limits: tuple[tuple[tuple[int, ...], int], ...] = ()
-    running_cuts: int = 0
+    partitions: tuple[MigPartition, ...] = ()
+    partition_limits: tuple[tuple[tuple[int, ...], int], ...] = ()
+    running_partitions: int = 0
 
     @property
     def services(self) -> tuple[JointService, ...]:
@@ -319,7 +319,7 @@ def problem_of(request: JointRequest, known: KnownLimits | None = None) -> Joint
         for mhz in each.clocks_mhz
         for clocked in (at_clock(each.gpu_type.profile, mhz, host_w=each.host_w),)
     )
-    cuts = cuts_of(request, machines)
+    partitions = partitions_of(request, machines)
     margins = [(1 + rules.margin_ratio) * (1 + each.margin_ratio) - 1 for each in services]
     slices = slice_options(request, machines, margins)
     sliced = {one.service for one in slices}
@@ -353,7 +353,7 @@ def problem_of(request: JointRequest, known: KnownLimits | None = None) -> Joint
         np.array([[_figure(m, model, m.clocked.overhead_w) for model in models] for m in machines]),
         np.array([m.clocked.idle_w + m.clocked.host_w for m in machines]),
         slices,
-        cuts,
+        partitions,
     )
 
 

@@ -60,7 +60,7 @@ class SliceChoice(NamedTuple):
     processes: int
 
 
-class MigCut(NamedTuple):
+class MigPartition(NamedTuple):
     """One MIG partition of a machine's GPUs: the number of slices of each kind of the menu."""
 
     machine: int
@@ -80,14 +80,14 @@ def part_scv(scv: float, part: float, balancer: Balancer = Balancer.TURNS) -> fl
     return scv * part + part * part * odd * (1 - odd) if scv > 0 else 0.0
 
 
-def cuts_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[MigCut, ...]:
+def partitions_of(request: JointRequest, machines: Sequence[ClockedType]) -> tuple[MigPartition, ...]:
     """Every MIG partition of every machine that has any; only those of one slice if instances have their own GPU."""
     found = []
     for at, machine in enumerate(machines):
         sliced = request.fleet[machine.fleet].sliced
         if sliced is not None:
-            cuts = dict.fromkeys(sliced.menu.counts(cut) for cut in sliced.menu.multisets)
-            found += [MigCut(at, each) for each in cuts if not request.alone or sum(each) == 1]
+            partitions = dict.fromkeys(sliced.menu.counts(partition) for partition in sliced.menu.multisets)
+            found += [MigPartition(at, each) for each in partitions if not request.alone or sum(each) == 1]
     return tuple(found)
 
 
@@ -253,7 +253,7 @@ def check_slices(request: JointRequest) -> None:
         for _, size in table.curves:
             if size not in sizes:
                 raise ConfigError(
-                    f"{name}: {table.source} has a slice that a {menu.gpu} cannot be cut into",
+                    f"{name}: {table.source} has a slice that a {menu.gpu} cannot be partitioned into",
                     got=size,
                     expected=", ".join(profile.size for profile in menu.profiles),
                 )
@@ -267,6 +267,8 @@ def check_slices(request: JointRequest) -> None:
                 )
 
 
-def best_cut(cuts: Sequence[tuple[int, ...]], values: Sequence[float]) -> float:
+def best_partition(partitions: Sequence[tuple[int, ...]], values: Sequence[float]) -> float:
     """Greatest worth of a partitioned GPU, when the best instance on each kind of slice is worth ``values``."""
-    return max((math.fsum(n * v for n, v in zip(cut, values, strict=True)) for cut in cuts), default=0.0)
+    return max(
+        (math.fsum(n * v for n, v in zip(partition, values, strict=True)) for partition in partitions), default=0.0
+    )

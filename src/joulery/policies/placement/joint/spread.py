@@ -18,7 +18,7 @@ from joulery.policies.placement.joint.problem import JointProblem
 class SpreadSlices(NamedTuple):
     """Slices of one kind that a service uses on GPUs with one partition: indices of partition, kind and service."""
 
-    cut: int
+    partition: int
     profile: int
     service: int
 
@@ -30,25 +30,27 @@ def spread_slices(problem: JointProblem) -> tuple[SpreadSlices, ...]:
     used = {(one.machine, one.profile, one.service) for one in problem.slices}
     return tuple(
         SpreadSlices(at, profile, service)
-        for at, cut in enumerate(problem.cuts)
-        for profile, count in enumerate(cut.counts)
+        for at, partition in enumerate(problem.partitions)
+        for profile, count in enumerate(partition.counts)
         for service in range(len(problem.services))
-        if count and (cut.machine, profile, service) in used
+        if count and (partition.machine, profile, service) in used
     )
 
 
 def spread_rows(problem: JointProblem, spread: Sequence[SpreadSlices]) -> list[dict[int, float]]:
     """Rows that must be at least 0, by column: slice options first, then partitions, then ``spread``."""
     first = len(problem.slices)
-    own = first + len(problem.cuts)
+    own = first + len(problem.partitions)
     slots: dict[tuple[int, int], dict[int, float]] = {}
     gpus: dict[tuple[int, int], dict[int, float]] = {}
     placed: dict[tuple[int, int, int], dict[int, float]] = defaultdict(dict)
     for at, one in enumerate(spread):
-        cut = problem.cuts[one.cut]
-        slots.setdefault((one.cut, one.profile), {first + one.cut: float(cut.counts[one.profile])})[own + at] = -1.0
-        gpus.setdefault((one.cut, one.service), {first + one.cut: 1.0})[own + at] = -1.0
-        placed[(cut.machine, one.profile, one.service)][own + at] = 1.0
+        partition = problem.partitions[one.partition]
+        slots.setdefault((one.partition, one.profile), {first + one.partition: float(partition.counts[one.profile])})[
+            own + at
+        ] = -1.0
+        gpus.setdefault((one.partition, one.service), {first + one.partition: 1.0})[own + at] = -1.0
+        placed[(partition.machine, one.profile, one.service)][own + at] = 1.0
     for at, option in enumerate(problem.slices if spread else ()):
         placed[(option.machine, option.profile, option.service)][at] = -1.0
     return [*slots.values(), *gpus.values(), *placed.values()]

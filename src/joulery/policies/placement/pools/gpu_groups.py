@@ -87,18 +87,18 @@ def _deal(
     gpu: str, partitions: Partitions, users: Sequence[str], held: Mapping[str, float]
 ) -> tuple[dict[str, tuple[Slice, ...]], dict[str, float]]:
     """The slices of one GPU by service, and the total that each service holds afterwards, in GPUs."""
-    whole = max(sum(map(size_of, cut)) for cut in partitions)
+    whole = max(sum(map(size_of, partition)) for partition in partitions)
     dealt = []
-    for index, cut in enumerate(partitions):
-        if len(cut) < len(users):
+    for index, partition in enumerate(partitions):
+        if len(partition) < len(users):
             continue
         total, pieces = {name: held[name] for name in users}, {name: list[Slice]() for name in users}
-        for piece in sorted(cut, key=size_of, reverse=True):
+        for piece in sorted(partition, key=size_of, reverse=True):
             without = [name for name in users if not pieces[name]]
             who = min(without or users, key=lambda name: round(total[name], 9))
             pieces[who].append(piece)
             total[who] += size_of(piece) / whole
-        dealt.append(((round(min(total.values()), 9), -len(cut), -index), pieces, total))
+        dealt.append(((round(min(total.values()), 9), -len(partition), -index), pieces, total))
     if not dealt:
         raise InfeasibleError(
             f"{gpu}, which {', '.join(users)} share, has no partition with a slice for each",
@@ -110,28 +110,30 @@ def _deal(
     return {name: tuple(mine) for name, mine in pieces.items()}, {**held, **total}
 
 
-def on_first(used: SliceAssignment, cut: tuple[Slice, ...], order: Sequence[str]) -> tuple[tuple[Slice, str], ...]:
+def on_first(
+    used: SliceAssignment, partition: tuple[Slice, ...], order: Sequence[str]
+) -> tuple[tuple[Slice, str], ...]:
     """The slices of a partition that leaves some machines empty, on the first machines of an order.
 
     Slices move only between machines of the same size. The size of a machine is that of its slices in the partitions.
 
     Args:
         used: For each partition, the machine of each slice.
-        cut: The partition, sorted.
+        partition: The partition, sorted.
         order: All machines, preferred ones first.
     """
     sizes: dict[str, int] = {}
     for assigned in used.values():
         for machine in {name for _, name in assigned}:
             sizes[machine] = sum(size_of(piece) for piece, name in assigned if name == machine)
-    machines = list(dict.fromkeys(name for _, name in used[cut]))
+    machines = list(dict.fromkeys(name for _, name in used[partition]))
     onto: dict[str, str] = {}
     for size in {sizes[machine] for machine in machines}:
         mine = [machine for machine in machines if sizes[machine] == size]
         first = [one for one in order if sizes.get(one) == size][: len(mine)]
         free = [one for one in first if one not in mine]
         onto |= {machine: machine if machine in first else free.pop(0) for machine in mine}
-    return tuple((piece, onto[machine]) for piece, machine in used[cut])
+    return tuple((piece, onto[machine]) for piece, machine in used[partition])
 
 
 def first_alone(options: Mapping[str, Partitions]) -> SliceAssignment:
@@ -143,8 +145,8 @@ def first_alone(options: Mapping[str, Partitions]) -> SliceAssignment:
     names = list(options)
     found: dict[tuple[Slice, ...], tuple[tuple[Slice, str], ...]] = {}
     for count in range(1, len(names)):
-        for cut, assigned in split({name: options[name] for name in names[:count]}).items():
-            found.setdefault(cut, assigned)
+        for partition, assigned in split({name: options[name] for name in names[:count]}).items():
+            found.setdefault(partition, assigned)
     return found
 
 
@@ -158,7 +160,9 @@ def split(options: Mapping[str, Partitions]) -> SliceAssignment:
     for name, partitions in options.items():
         longer: dict[tuple[Slice, ...], tuple[tuple[Slice, str], ...]] = {}
         for slices, assigned in found.items():
-            for cut in partitions:
-                longer.setdefault(tuple(sorted((*slices, *cut))), (*assigned, *((piece, name) for piece in cut)))
+            for partition in partitions:
+                longer.setdefault(
+                    tuple(sorted((*slices, *partition))), (*assigned, *((piece, name) for piece in partition))
+                )
         found = longer
     return found

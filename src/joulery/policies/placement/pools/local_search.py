@@ -13,8 +13,8 @@ import numpy as np
 from joulery.domain.arrays import IntArray
 from joulery.policies.placement.pools.problem import Edges, PoolProblem
 
-Cuts = dict[tuple[int, int, int], int]
-State = tuple[Cuts, tuple[IntArray, ...]]
+PartitionCounts = dict[tuple[int, int, int], int]
+State = tuple[PartitionCounts, tuple[IntArray, ...]]
 """GPUs by group, machine and partition; instances of each edge for each service."""
 _Slot = tuple[int, int]
 """A service and one of its edges."""
@@ -31,11 +31,11 @@ class Changes:
             for edge in range(len(mine)):
                 self._on.setdefault((group, mine.machine[edge], mine.profile[edge]), []).append((service, edge))
 
-    def of(self, state: State, *, cuts: bool = True) -> Iterator[State]:
-        """Pools one change away; with ``cuts`` false only those with other variants on the same slices."""
+    def of(self, state: State, *, partitions: bool = True) -> Iterator[State]:
+        """Pools one change away; with ``partitions`` false only those with other variants on the same slices."""
         yield from self._other_variants(state)
-        if cuts:
-            yield from self._other_cuts(state)
+        if partitions:
+            yield from self._other_partitions(state)
             yield from self._other_clocks(state)
 
     def _other_variants(self, state: State) -> Iterator[State]:
@@ -51,16 +51,16 @@ class Changes:
         """Pools with one GPU at another clock of its type, its instances unchanged."""
         gpus, counts = state
         machines = self._problem.machines
-        for group, old, cut in gpus:
+        for group, old, partition in gpus:
             for new in range(len(machines)):
                 if new == old or machines[new].gpu != machines[old].gpu:
                     continue
-                leaving = self._leaving(counts, group, old, self._slices((old, cut)))
+                leaving = self._leaving(counts, group, old, self._slices((old, partition)))
                 if leaving is None:
                     continue
                 entering = [self._same_on(slot, group, new) for slot in leaving]
-                changed = {**gpus, (group, old, cut): gpus[group, old, cut] - 1}
-                changed[group, new, cut] = changed.get((group, new, cut), 0) + 1
+                changed = {**gpus, (group, old, partition): gpus[group, old, partition] - 1}
+                changed[group, new, partition] = changed.get((group, new, partition), 0) + 1
                 yield {at: n for at, n in changed.items() if n}, _moved(counts, leaving, entering)
 
     def _same_on(self, slot: _Slot, group: int, machine: int) -> _Slot:
@@ -73,10 +73,10 @@ class Changes:
             if other[0] == service and mine.variant[other[1]] == mine.variant[edge]
         )
 
-    def _other_cuts(self, state: State) -> Iterator[State]:
+    def _other_partitions(self, state: State) -> Iterator[State]:
         gpus, _ = state
         for group in range(1 if self._problem.colocate else len(self._edges)):
-            olds = [(cut[1], cut[2]) for cut in gpus if cut[0] == group]
+            olds = [(partition[1], partition[2]) for partition in gpus if partition[0] == group]
             every = [
                 (index, number)
                 for index, machine in enumerate(self._problem.machines)
@@ -98,10 +98,10 @@ class Changes:
         if leaving is None:
             return
         changed = dict(gpus)
-        for cut, step in ((old, -1), (new, 1)):
-            if cut is not None:
-                changed[group, *cut] = changed.get((group, *cut), 0) + step
-        changed = {cut: count for cut, count in changed.items() if count}
+        for partition, step in ((old, -1), (new, 1)):
+            if partition is not None:
+                changed[group, *partition] = changed.get((group, *partition), 0) + step
+        changed = {partition: count for partition, count in changed.items() if count}
         if not changed:
             return
         coming = after - before
@@ -112,8 +112,12 @@ class Changes:
             if not coming:
                 return
 
-    def _slices(self, cut: tuple[int, int] | None) -> Counter[str]:
-        return Counter() if cut is None else Counter(self._problem.machines[cut[0]].menu.multisets[cut[1]])
+    def _slices(self, partition: tuple[int, int] | None) -> Counter[str]:
+        return (
+            Counter()
+            if partition is None
+            else Counter(self._problem.machines[partition[0]].menu.multisets[partition[1]])
+        )
 
     def _kinds(self, group: int) -> list[tuple[int, str]]:
         services = range(len(self._edges)) if self._problem.colocate else (group,)

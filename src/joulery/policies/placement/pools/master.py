@@ -45,12 +45,12 @@ class Relaxed:
 
     Attributes:
         cost_w: Lower bound on the cost of any pool inside the boxes, W.
-        cuts: GPUs by group, machine and partition: ``{(group, machine, partition): count}``.
+        partitions: GPUs by group, machine and partition: ``{(group, machine, partition): count}``.
         counts: Instances of each edge, int64[edges], for each service.
     """
 
     cost_w: float
-    cuts: dict[tuple[int, int, int], int]
+    partitions: dict[tuple[int, int, int], int]
     counts: tuple[IntArray, ...]
 
 
@@ -84,14 +84,14 @@ class PoolMaster:
     def __init__(self, problem: PoolProblem, edges: Sequence[Edges]) -> None:
         self._problem, self._edges = problem, tuple(edges)
         groups = 1 if problem.colocate else len(problem.services)
-        self._cuts = [
+        self._partitions = [
             (group, index, number)
             for group in range(groups)
             for index, machine in enumerate(problem.machines)
             for number in range(len(machine.menu.multisets))
         ]
         self._at: list[int] = []
-        column = len(self._cuts)
+        column = len(self._partitions)
         for mine in self._edges:
             self._at.append(column)
             column += 2 * len(mine)
@@ -107,7 +107,7 @@ class PoolMaster:
         """
         model = new_model(gap_ratio=gap_ratio)
         most = float(most_gpus(self._problem))
-        for _, index, _ in self._cuts:
+        for _, index, _ in self._partitions:
             idle_w = self._problem.machines[index].idle_w
             model.addCol(self._problem.energy_weight * idle_w, 0.0, most, 0, [], [])
         for service, edges in zip(self._problem.services, self._edges, strict=True):
@@ -124,7 +124,7 @@ class PoolMaster:
         return None if outcome is SolveStatus.INFEASIBLE else self._read(model)
 
     def _whole_columns(self) -> list[int]:
-        found = list(range(len(self._cuts)))
+        found = list(range(len(self._partitions)))
         for start, edges in zip(self._at, self._edges, strict=True):
             found += range(start, start + len(edges))
         return found
@@ -137,7 +137,7 @@ class PoolMaster:
             for index, machine in enumerate(self._problem.machines):
                 for place, profile in enumerate(machine.menu.profiles):
                     columns, values = [], []
-                    for column, (of, machine_at, number) in enumerate(self._cuts):
+                    for column, (of, machine_at, number) in enumerate(self._partitions):
                         count = machine.menu.counts(machine.menu.multisets[number])[place] if machine_at == index else 0
                         if of == group and count:
                             columns.append(column)
@@ -153,18 +153,24 @@ class PoolMaster:
     def _add_counts(self, model: Any, most: float) -> None:
         for gpu, there in self._problem.available.items():
             if there is not None:
-                mine = [c for c, (_, index, _) in enumerate(self._cuts) if self._problem.machines[index].gpu == gpu]
+                mine = [
+                    c for c, (_, index, _) in enumerate(self._partitions) if self._problem.machines[index].gpu == gpu
+                ]
                 add_row(model, -math.inf, float(there), mine, [1.0] * len(mine))
-        add_row(model, -math.inf, most, list(range(len(self._cuts))), [1.0] * len(self._cuts))
+        add_row(model, -math.inf, most, list(range(len(self._partitions))), [1.0] * len(self._partitions))
 
     def _read(self, model: Any) -> Relaxed:
         values = np.array(model.getSolution().col_value)
-        cuts = {cut: round(value) for cut, value in zip(self._cuts, values.tolist(), strict=False) if value > 0.5}
+        partitions = {
+            partition: round(value)
+            for partition, value in zip(self._partitions, values.tolist(), strict=False)
+            if value > 0.5
+        }
         counts = tuple(
             np.rint(values[start : start + len(edges)]).astype(np.int64)
             for start, edges in zip(self._at, self._edges, strict=True)
         )
-        return Relaxed(float(model.getInfo().mip_dual_bound), cuts, counts)
+        return Relaxed(float(model.getInfo().mip_dual_bound), partitions, counts)
 
 
 def _add_service_columns(model: Any, problem: PoolProblem, service: PoolService, edges: Edges, most: float) -> None:

@@ -25,14 +25,14 @@ class Pool:
     """A pool of GPUs and its metrics.
 
     Attributes:
-        cuts: GPUs by group (a service's group, or the shared pool), machine and partition.
+        partitions: GPUs by group (a service's group, or the shared pool), machine and partition.
         used: The instances of each service.
         metrics: Metrics of each service: from the judge where ``judged``, else in closed form.
         cost_w: Watts, and the price of lost accuracy in watts, with the weights of the problem.
         judged: Whether the judge has tried it.
     """
 
-    cuts: dict[tuple[int, int, int], int]
+    partitions: dict[tuple[int, int, int], int]
     used: tuple[Used, ...]
     metrics: tuple[TrialMetrics, ...]
     cost_w: float
@@ -41,7 +41,7 @@ class Pool:
     @property
     def gpus(self) -> int:
         """GPUs that are on."""
-        return sum(self.cuts.values())
+        return sum(self.partitions.values())
 
     def state(self, edges: Sequence[Edges]) -> State:
         """The counts of partitions and of instances."""
@@ -50,11 +50,15 @@ class Pool:
             many = Counter(used)
             keys = zip(mine.machine, mine.profile, mine.variant, strict=True)
             counts.append(np.array([many[key] for key in keys], np.int64))
-        return self.cuts, tuple(counts)
+        return self.partitions, tuple(counts)
 
     def of_type(self, problem: PoolProblem, gpu: str) -> dict[tuple[int, int, int], int]:
         """The partitions of one GPU type, with their counts."""
-        return {cut: count for cut, count in self.cuts.items() if problem.machines[cut[1]].gpu == gpu}
+        return {
+            partition: count
+            for partition, count in self.partitions.items()
+            if problem.machines[partition[1]].gpu == gpu
+        }
 
 
 class Pools:
@@ -73,7 +77,7 @@ class Pools:
     def add(self, state: State) -> None:
         """Evaluate a pool; if it breaks a limit, also evaluate the pools with another variant on one slice."""
         if self._new([state]) and self._known[_key(state)][2] > 0:
-            self._new(list(self._changes.of(state, cuts=False)))
+            self._new(list(self._changes.of(state, partitions=False)))
 
     def polish(self, descents: int, steps: int = 100) -> None:
         """Improve the best pools by small changes until none helps, or for ``steps`` steps."""
@@ -114,7 +118,7 @@ class Pools:
             over += max(0.0, min(metrics.latency_s, 1e6) / (tight * service.limit_s) - 1.0)
             over += 10 * max(0.0, service.minimum_accuracy_ratio - metrics.accuracy_ratio - 1e-9)
         for gpu, there in self._problem.available.items():
-            mine = sum(n for (_, index, _), n in pool.cuts.items() if self._problem.machines[index].gpu == gpu)
+            mine = sum(n for (_, index, _), n in pool.partitions.items() if self._problem.machines[index].gpu == gpu)
             over += max(0, mine - there) if there is not None else 0
         return over + max(0, pool.gpus - most_gpus(self._problem))
 
@@ -122,8 +126,10 @@ class Pools:
         if not states:
             return []
         used = [tuple(used_of(mine, n) for mine, n in zip(self._edges, counts, strict=True)) for _, counts in states]
-        idle = [idle_shares_w(self._problem, cuts, each) for (cuts, _), each in zip(states, used, strict=True)]
-        gpus = [gpus_of(self._problem, cuts) for cuts, _ in states]
+        idle = [
+            idle_shares_w(self._problem, partitions, each) for (partitions, _), each in zip(states, used, strict=True)
+        ]
+        gpus = [gpus_of(self._problem, partitions) for partitions, _ in states]
         columns = [
             predicted(
                 service,
@@ -136,20 +142,21 @@ class Pools:
         ]
         rows = [tuple(column[row] for column in columns) for row in range(len(states))]
         return [
-            Pool(cuts, used[row], rows[row], cost_w(self._problem, rows[row])) for row, (cuts, _) in enumerate(states)
+            Pool(partitions, used[row], rows[row], cost_w(self._problem, rows[row]))
+            for row, (partitions, _) in enumerate(states)
         ]
 
 
 def _key(state: State) -> bytes:
-    cuts, counts = state
-    return repr(sorted(cuts.items())).encode() + b"".join(each.astype(np.int64).tobytes() for each in counts)
+    partitions, counts = state
+    return repr(sorted(partitions.items())).encode() + b"".join(each.astype(np.int64).tobytes() for each in counts)
 
 
-def gpus_of(problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int]) -> tuple[int, ...]:
+def gpus_of(problem: PoolProblem, partitions: Mapping[tuple[int, int, int], int]) -> tuple[int, ...]:
     """Number of GPUs that each service's instances are spread over: those of its group, or all if services share."""
     if problem.colocate:
-        return (sum(cuts.values()),) * len(problem.services)
-    return tuple(sum(n for (group, *_), n in cuts.items() if group == at) for at in range(len(problem.services)))
+        return (sum(partitions.values()),) * len(problem.services)
+    return tuple(sum(n for (group, *_), n in partitions.items() if group == at) for at in range(len(problem.services)))
 
 
 def predicted(
@@ -197,16 +204,16 @@ def cost_w(problem: PoolProblem, metrics: Sequence[TrialMetrics]) -> float:
 
 
 def idle_shares_w(
-    problem: PoolProblem, cuts: Mapping[tuple[int, int, int], int], used: Sequence[Used]
+    problem: PoolProblem, partitions: Mapping[tuple[int, int, int], int], used: Sequence[Used]
 ) -> tuple[float, ...]:
     """Idle power that each service pays for: its group's; of shared GPUs, by compute slices on each machine."""
     shares = [0.0] * len(used)
     if not problem.colocate:
-        for (group, index, _), count in cuts.items():
+        for (group, index, _), count in partitions.items():
             shares[group] += count * problem.machines[index].idle_w
         return tuple(shares)
     for index, machine in enumerate(problem.machines):
-        watts = machine.idle_w * sum(count for (_, at, _), count in cuts.items() if at == index)
+        watts = machine.idle_w * sum(count for (_, at, _), count in partitions.items() if at == index)
         slices = [sum(machine.menu[p].compute_slices for at, p, _ in mine if at == index) for mine in used]
         for number, mine in enumerate(slices):
             shares[number] += watts * mine / max(sum(slices), 1)

@@ -131,10 +131,10 @@ def _shared(problem: PoolProblem, judge: Judge, effort: PoolEffort) -> PoolPlan:
         apart = plan_pool(replace(problem, colocate=False), judge, effort).pool
     except InfeasibleError:
         return _planned(problem, judge, less)
-    cuts: dict[tuple[int, int, int], int] = {}
-    for (_, machine, cut), count in apart.cuts.items():
-        cuts[0, machine, cut] = cuts.get((0, machine, cut), 0) + count
-    return _planned(problem, judge, less, [replace(apart, cuts=cuts)])
+    partitions: dict[tuple[int, int, int], int] = {}
+    for (_, machine, partition), count in apart.partitions.items():
+        partitions[0, machine, partition] = partitions.get((0, machine, partition), 0) + count
+    return _planned(problem, judge, less, [replace(apart, partitions=partitions)])
 
 
 def _one(judge: Judge, service: int, _: int, used: Used, idle_w: float) -> TrialMetrics:
@@ -145,7 +145,11 @@ def _one(judge: Judge, service: int, _: int, used: Used, idle_w: float) -> Trial
 def _together(plans: Sequence[PoolPlan]) -> PoolPlan:
     """Combine the plans of separate GPU groups into one; costs, bounds and counts add up."""
     pool = Pool(
-        cuts={(group, *cut[1:]): n for group, plan in enumerate(plans) for cut, n in plan.pool.cuts.items()},
+        partitions={
+            (group, *partition[1:]): n
+            for group, plan in enumerate(plans)
+            for partition, n in plan.pool.partitions.items()
+        },
         used=tuple(used for plan in plans for used in plan.pool.used),
         metrics=tuple(metrics for plan in plans for metrics in plan.pool.metrics),
         cost_w=math.fsum(plan.pool.cost_w for plan in plans),
@@ -215,7 +219,7 @@ def _at_full_clock(problem: PoolProblem, effort: PoolEffort) -> list[Pool]:
     return [
         replace(
             pool,
-            cuts={(group, kept[at], cut): n for (group, at, cut), n in pool.cuts.items()},
+            partitions={(group, kept[at], partition): n for (group, at, partition), n in pool.partitions.items()},
             used=tuple(tuple((kept[at], piece, name) for at, piece, name in used) for used in pool.used),
         )
         for pool in found.pools[: effort.judged]
@@ -322,7 +326,7 @@ def _search(
         if found is None or found.cost_w >= pools.best:
             continue
         bound_w = max(bound_w, found.cost_w)
-        pools.add((found.cuts, found.counts))
+        pools.add((found.partitions, found.counts))
         halves = _halves(problem, edges, boxes)
         if halves is None:
             closed = min(closed, bound_w)
@@ -357,7 +361,7 @@ def _halves(
 
 def judged_pool(problem: PoolProblem, pool: Pool, judge: Judge) -> Pool:
     """The pool with the judge's metrics of each service."""
-    idle = idle_shares_w(problem, pool.cuts, pool.used)
+    idle = idle_shares_w(problem, pool.partitions, pool.used)
     metrics = tuple(judge(number, used, idle[number]) for number, used in enumerate(pool.used))
     return replace(pool, metrics=metrics, cost_w=cost_w(problem, metrics), judged=True)
 

@@ -76,8 +76,8 @@ class _Fleet:
         for number, kind in enumerate(problem.kinds):
             for member in kind.members:
                 workload = problem.workloads[member]
-                cuts = [item.replicas for item in kind.items]
-                replicas = next((cut for cut in cuts if cut >= count[workload.id]), cuts[-1])
+                counts = [item.replicas for item in kind.items]
+                replicas = next((many for many in counts if many >= count[workload.id]), counts[-1])
                 for replica in range(replicas):
                     part = ReplicaLoad(member, replica, replicas, workload.rate_rps / replicas)
                     process = _Process(indices[number, replicas], part)

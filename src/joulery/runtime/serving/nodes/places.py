@@ -43,6 +43,6 @@ class NodePlaces:
             )
         )
 
-    def assigned(self, used: SliceAssignment, cut: tuple[Slice, ...]) -> tuple[tuple[Slice, str], ...]:
+    def assigned(self, used: SliceAssignment, partition: tuple[Slice, ...]) -> tuple[tuple[Slice, str], ...]:
         """The slices of a partition, sorted, each with its node."""
-        return on_first(used, cut, [f"{NODE}{name}" for name in self.order()])
+        return on_first(used, partition, [f"{NODE}{name}" for name in self.order()])

@@ -81,7 +81,7 @@ class PlanInForce:
         cores: The CPU cores that stand for each GPU; its index in ``shared``, where that names any.
         replicas: Its instances.
         shared: GPUs of this machine that it may run on; empty where cores stand for GPUs.
-        cut: Those of them with a MIG partition; processes share the others under MPS.
+        partitioned: Those of them with a MIG partition; processes share the others under MPS.
         switched_s: When standbys became active, by instance; grows while the plan runs.
         renewed: Instances with a new standby beside the active one; grows while the plan runs.
     """
@@ -90,7 +90,7 @@ class PlanInForce:
     cores: tuple[tuple[int, ...], ...]
     replicas: tuple[PlannedReplica, ...]
     shared: tuple[str, ...] = ()
-    cut: frozenset[str] = frozenset()
+    partitioned: frozenset[str] = frozenset()
     switched_s: dict[str, float] = field(default_factory=dict)
     renewed: set[str] = field(default_factory=set)
 
@@ -102,12 +102,18 @@ class PlanInForce:
         models: Models,
         slos: Mapping[str, Slo],
         shared: tuple[str, ...] = (),
-        cut: frozenset[str] = frozenset(),
+        partitioned: frozenset[str] = frozenset(),
     ) -> PlanInForce:
         """A plan on these cores or GPUs; ``models`` by service and variant, ``slos`` by service."""
         devices = [shared[mine[0]] if shared else "" for mine in cores]
         watched = watched_instances(gpus, slos)
-        return cls(tuple(gpus), cores, planned_replicas(gpus, cores, models, watched, devices, cut), shared, cut)
+        return cls(
+            tuple(gpus),
+            cores,
+            planned_replicas(gpus, cores, models, watched, devices, partitioned),
+            shared,
+            partitioned,
+        )
 
     @property
     def clock_bounds_mhz(self) -> dict[str, tuple[float, float]]:
@@ -272,7 +278,7 @@ def cores_for(
 def devices_for(
     gpus: Sequence[PlannedGpu],
     names: Sequence[str],
-    cut: Collection[str],
+    partitioned: Collection[str],
     kept: Mapping[int, tuple[int, ...]] = {},
     running: Collection[int] = (),
 ) -> tuple[tuple[int, ...], ...]:
@@ -284,16 +290,18 @@ def devices_for(
     Args:
         gpus: The plan.
         names: GPUs of this machine.
-        cut: Those that may have a MIG partition.
+        partitioned: Those that may have a MIG partition.
         kept: GPUs of the plan that continue, with their present places.
         running: GPUs of this machine that another plan runs on meanwhile: none of them gets a new partition.
 
     Raises:
         CapabilityError: There are not enough of a kind.
     """
-    free = {kind: [at for at, name in enumerate(names) if (name in cut) == (kind == MIG)] for kind in (MIG, MPS)}
+    free = {
+        kind: [at for at, name in enumerate(names) if (name in partitioned) == (kind == MIG)] for kind in (MIG, MPS)
+    }
     for (taken,) in kept.values():
-        free[MIG if names[taken] in cut else MPS].remove(taken)
+        free[MIG if names[taken] in partitioned else MPS].remove(taken)
     free[MIG] = [at for at in free[MIG] if at not in running]
     found = dict(kept)
     missing: Counter[str] = Counter()
@@ -307,8 +315,8 @@ def devices_for(
             found[at] = (free[kind].pop(0),)
     if missing:
         kind, count = next(iter(missing.items()))
-        idle = " that nothing runs on, for none in use is cut anew" if running else ""
-        what = f"GPUs to cut into MIG slices{idle}" if kind == MIG else "GPUs to share under MPS"
+        idle = " that nothing runs on, for none in use is partitioned again" if running else ""
+        what = f"GPUs to partition into MIG slices{idle}" if kind == MIG else "GPUs to share under MPS"
         raise CapabilityError(
             f"the plan has {len(gpus)} GPUs, which takes {count} GPUs more than may be used here: {what}",
             resource="GPUs",
@@ -366,7 +374,7 @@ def planned_replicas(
     models: Models,
     watched: Sequence[WatchedInstance],
     devices: Sequence[str] = (),
-    cut: Collection[str] = (),
+    partitioned: Collection[str] = (),
 ) -> tuple[PlannedReplica, ...]:
     """The processes of a plan.
 
@@ -376,7 +384,7 @@ def planned_replicas(
         models: What is loaded, by service and variant.
         watched: Its instances, in order.
         devices: For each GPU the one of this machine that it runs on; empty where cores stand for it.
-        cut: Those of them with a MIG partition.
+        partitioned: Those of them with a MIG partition.
     """
     instances = [(index, each) for index, gpu in enumerate(gpus) for each in gpu.instances]
     return tuple(
@@ -386,7 +394,7 @@ def planned_replicas(
             models[(each.workload, each.model)],
             one,
             devices[index] if devices else "",
-            sliced=bool(devices) and devices[index] in cut,
+            sliced=bool(devices) and devices[index] in partitioned,
         )
         for (index, each), one in zip(instances, watched, strict=True)
     )

@@ -143,12 +143,14 @@ class PlanControl:
             begun_s = unix_s()
             counts = ", ".join(f"{change.count(what)} {what}" for what in ("start", "stop", "resize", "move"))
             try:
-                shared, cut = self.plan.shared, self.plan.cut
+                shared, partitioned = self.plan.shared, self.plan.partitioned
                 if shared:
-                    cores = devices_for(gpus, shared, cut, kept, [at for mine in self.plan.cores for at in mine])
+                    cores = devices_for(
+                        gpus, shared, partitioned, kept, [at for mine in self.plan.cores for at in mine]
+                    )
                 else:
                     cores = cores_for(gpus, self._all_cores, self._size, kept)
-                plan = PlanInForce.of(gpus, cores, models, slos, shared, cut)
+                plan = PlanInForce.of(gpus, cores, models, slos, shared, partitioned)
                 plan.keep_corrections(self.plan)
                 self.bound_clocks((self.plan, plan))
                 reason = f"{counts}: {plan.summary()}" + (f"; {why}" if why else "")

@@ -254,16 +254,16 @@ def difference_view(difference: PlanDifference) -> Text:
 
 
 def _change(change: ProcessChange) -> str:
-    def cut(what: tuple[float, int] | None) -> str:
+    def portion(what: tuple[float, int] | None) -> str:
         return "" if what is None else f"{what[0]:g} %, batch {what[1]}"
 
     name = change.workload + (f"#{change.replica + 1}" if change.replica else "")
     if change.what == "move":
-        return f"migrate {name}: GPU {(change.source or 0) + 1} → {(change.target or 0) + 1} ({cut(change.after)})"
+        return f"migrate {name}: GPU {(change.source or 0) + 1} → {(change.target or 0) + 1} ({portion(change.after)})"
     if change.what == "resize":
-        return f"resize {name} on GPU {(change.target or 0) + 1}: {cut(change.before)} → {cut(change.after)}"
+        return f"resize {name} on GPU {(change.target or 0) + 1}: {portion(change.before)} → {portion(change.after)}"
     if change.what == "start":
-        return f"start {name} on GPU {(change.target or 0) + 1} ({cut(change.after)})"
+        return f"start {name} on GPU {(change.target or 0) + 1} ({portion(change.after)})"
     return f"stop {name} on old GPU {(change.source or 0) + 1}"
 
 

@@ -20,8 +20,8 @@ from joulery.domain.gpu.plan_moves import InstanceShape, shape_of
 from joulery.domain.gpu.provisioning import PlannedGpu, ProvisionPlan
 from joulery.policies.placement.joint.master import Flow, JointMaster, JointSolution, SliceMoves
 from joulery.policies.placement.joint.problem import ClockedType, JointProblem, JointRequest, JointService, problem_of
-from joulery.policies.placement.joint.result.cut_gpus import PlacedSlice, numbered, sliced_gpu
-from joulery.policies.placement.joint.slice_options import MigCut, SliceChoice, SliceOption
+from joulery.policies.placement.joint.result.partitioned_gpus import PlacedSlice, numbered, sliced_gpu
+from joulery.policies.placement.joint.slice_options import MigPartition, SliceChoice, SliceOption
 
 _UNSERVED_RPS = 1e-6
 _CHOICES = 60
@@ -37,22 +37,28 @@ def sliced_problem(request: JointRequest, before: ProvisionPlan) -> JointProblem
     problem = problem_of(_narrowed(request, before))
     if problem.items or before.certificate is None or problem.request.rules.apart:
         return None
-    cuts, limits = list[MigCut](), list[tuple[tuple[int, ...], int]]()
+    partitions, limits = list[MigPartition](), list[tuple[tuple[int, ...], int]]()
     for (kind, slices), count in _running(before.gpus).items():
         machines = [at for at, each in enumerate(problem.machines) if each.gpu_type.name == kind]
-        first = len(cuts)
+        first = len(partitions)
         for at in machines:
             menu = problem.menu(at)
             if set(slices) <= {profile.name for profile in menu.profiles}:
-                cuts.append(MigCut(at, menu.counts(slices)))
-        limits.append((tuple(range(first, len(cuts))), count))
-    kept = len(cuts)
+                partitions.append(MigPartition(at, menu.counts(slices)))
+        limits.append((tuple(range(first, len(partitions))), count))
+    kept = len(partitions)
     in_use = Counter(gpu.type for gpu in before.gpus)
     for at, each in enumerate(problem.fleet):
         if each.gpu_type.available is not None:
-            fresh = [kept + i for i, cut in enumerate(problem.cuts) if problem.machines[cut.machine].fleet == at]
+            fresh = [
+                kept + i
+                for i, partition in enumerate(problem.partitions)
+                if problem.machines[partition.machine].fleet == at
+            ]
             limits.append((tuple(fresh), max(0, each.gpu_type.available - in_use[each.gpu_type.name])))
-    return replace(problem, cuts=(*cuts, *problem.cuts), cut_limits=tuple(limits), running_cuts=kept)
+    return replace(
+        problem, partitions=(*partitions, *problem.partitions), partition_limits=tuple(limits), running_partitions=kept
+    )
 
 
 def next_on_slices(
@@ -144,24 +150,24 @@ def _shapes(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[tuple[tu
 def _held(problem: JointProblem, gpus: Sequence[PlannedGpu]) -> tuple[Counter[int], Counter[int]] | None:
     """Options and partitions of running GPUs, counted by index; None where one is not a choice of today's problem."""
     options = {(one.machine, _shape(problem, one)): at for at, one in enumerate(problem.slices)}
-    slices, cuts = Counter[int](), Counter[int]()
+    slices, partitions = Counter[int](), Counter[int]()
     for gpu in gpus:
         machine = next((at for at, one in enumerate(problem.machines) if _runs_on(gpu, one)), None)
         found = [options.get((machine, shape_of(each))) for each in gpu.instances] if machine is not None else [None]
         mine = Counter(each.slice for each in gpu.instances)
-        cut = next(
+        partition = next(
             (
                 at
-                for at, one in enumerate(problem.cuts[: problem.running_cuts])
+                for at, one in enumerate(problem.partitions[: problem.running_partitions])
                 if one.machine == machine and one.counts == problem.menu(one.machine).counts(tuple(mine.elements()))
             ),
             None,
         )
-        if cut is None or None in found:
+        if partition is None or None in found:
             return None
-        cuts[cut] += 1
+        partitions[partition] += 1
         slices.update(each for each in found if each is not None)
-    return slices, cuts
+    return slices, partitions
 
 
 def _runs_on(gpu: PlannedGpu, machine: ClockedType) -> bool:
@@ -185,32 +191,38 @@ def _gpus(
         if rate_rps > 0 or going_on:
             counts[problem.services[one.service].workload.id] += count
             waiting[(one.machine, one.profile)] += [(one, rate_rps)] * count
-    left, places = list(running), list[tuple[MigCut, list[int], list[PlacedSlice]]]()
-    for at, count in sorted(whole.cuts.items()):
-        cut = problem.cuts[at]
+    left, places = list(running), list[tuple[MigPartition, list[int], list[PlacedSlice]]]()
+    for at, count in sorted(whole.partitions.items()):
+        partition = problem.partitions[at]
         for _ in range(count):
-            gpu = _continued(problem, cut, left, waiting) if at < problem.running_cuts else None
-            free = list(cut.counts)
-            places.append((cut, free, [] if gpu is None else _continuing(problem, cut, gpu, free, waiting)))
+            gpu = _continued(problem, partition, left, waiting) if at < problem.running_partitions else None
+            free = list(partition.counts)
+            places.append((partition, free, [] if gpu is None else _continuing(problem, partition, gpu, free, waiting)))
     replicas, found = Counter[int](), list[PlannedGpu]()
-    for cut, free, mine in places:
+    for partition, free, mine in places:
         for profile, slices in enumerate(free):
-            queue = waiting[(cut.machine, profile)]
+            queue = waiting[(partition.machine, profile)]
             mine += [queue.pop(0) for _ in range(min(slices, len(queue)))]
         if mine:
-            found.append(sliced_gpu(problem, cut.machine, mine, replicas))
+            found.append(sliced_gpu(problem, partition.machine, mine, replicas))
     return numbered(found, counts)
 
 
 def _continued(
-    problem: JointProblem, cut: MigCut, left: list[PlannedGpu], waiting: Mapping[tuple[int, int], list[PlacedSlice]]
+    problem: JointProblem,
+    partition: MigPartition,
+    left: list[PlannedGpu],
+    waiting: Mapping[tuple[int, int], list[PlacedSlice]],
 ) -> PlannedGpu | None:
     """The running GPU with such slices on which most instances continue; removes it from ``left``."""
-    held, menu = problem.machines[cut.machine], problem.menu(cut.machine)
-    there = Counter(_shape(problem, one) for key in waiting if key[0] == cut.machine for one, _ in waiting[key])
+    held, menu = problem.machines[partition.machine], problem.menu(partition.machine)
+    there = Counter(_shape(problem, one) for key in waiting if key[0] == partition.machine for one, _ in waiting[key])
     best: tuple[tuple[int, bool], int] | None = None
     for at, gpu in enumerate(left):
-        if gpu.type == held.gpu_type.name and menu.counts(tuple(each.slice for each in gpu.instances)) == cut.counts:
+        if (
+            gpu.type == held.gpu_type.name
+            and menu.counts(tuple(each.slice for each in gpu.instances)) == partition.counts
+        ):
             going = (Counter(shape_of(each) for each in gpu.instances) & there).total()
             if best is None or (going, _runs_on(gpu, held)) > best[0]:
                 best = (going, _runs_on(gpu, held)), at
@@ -219,7 +231,7 @@ def _continued(
 
 def _continuing(
     problem: JointProblem,
-    cut: MigCut,
+    partition: MigPartition,
     gpu: PlannedGpu,
     free: list[int],
     waiting: Mapping[tuple[int, int], list[PlacedSlice]],
@@ -227,8 +239,8 @@ def _continuing(
     """The instances of a running GPU that continue there; removes them from ``waiting``, their slices from ``free``."""
     mine: list[PlacedSlice] = []
     for each in gpu.instances:
-        profile = next(at for at, one in enumerate(problem.menu(cut.machine).profiles) if one.name == each.slice)
-        queue = waiting[(cut.machine, profile)]
+        profile = next(at for at, one in enumerate(problem.menu(partition.machine).profiles) if one.name == each.slice)
+        queue = waiting[(partition.machine, profile)]
         found = next((one for one in queue if _shape(problem, one[0]) == shape_of(each)), None)
         if found is not None:
             queue.remove(found)

@@ -108,8 +108,8 @@ def replan(
     """
     effort = effort or WarmEffort()
     if any(kind.sliced is not None for kind in request.fleet):
-        cut = _on_slices(request, before, max_moves, effort)
-        return _new_plan(request, before, max_moves) if cut is None else cut
+        plan = _on_slices(request, before, max_moves, effort)
+        return _new_plan(request, before, max_moves) if plan is None else plan
     if len(request.services) > _SERVICES:  # many services are planned afresh in less time
         return _new_plan(request, before, max_moves)
     try:
@@ -145,7 +145,7 @@ def _on_slices(
     free = made(None)
     if free is None:
         return None
-    # Slices that go on may stand on other GPUs of the same cut, which takes moves that the program does not count.
+    # Slices that continue may stand on other GPUs of the same partition: moves that the program does not count.
     still, kept = made(0, standing=True), made(0)
     if kept is None or kept.moves.moves > 0:
         kept = still

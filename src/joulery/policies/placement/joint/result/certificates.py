@@ -9,7 +9,7 @@ from joulery.domain.gpu.optimum import CertifiedCost, CertifiedInstance, Certifi
 from joulery.policies.placement.joint.generation import JointProof
 from joulery.policies.placement.joint.master import JointMaster, JointSolution, KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem
-from joulery.policies.placement.joint.result.cut_gpus import certified_cuts, certified_slices
+from joulery.policies.placement.joint.result.partitioned_gpus import certified_partitions, certified_slices
 
 _PATTERNS_MAX = 400
 """Patterns exported beside those of the plan, at most."""
@@ -43,7 +43,7 @@ def certificate_of(
             _pattern(problem, known[at], whole.counts.get(at, 0)) for at in order[: len(whole.counts) + _PATTERNS_MAX]
         ),
         slices=certified_slices(problem),
-        cuts=certified_cuts(problem, whole),
+        partitions=certified_partitions(problem, whole),
         alike=tuple(each.names for each in problem.services if each.count > 1),
     )
 
@@ -70,8 +70,10 @@ def _method(problem: JointProblem) -> str:
         most = max(math.ceil(1 / item.part - 1e-9) for item in problem.items)
         choices.append("services whole" if most == 1 else f"instances for 1/1 to 1/{most} of a service's rate")
     if problem.slices:
-        cuts = len({cut.counts for cut in problem.cuts})
-        choices.append(f"{len(problem.slices)} choices of model, slice, processes and batch, {cuts} cuts of a GPU")
+        partitions = len({partition.counts for partition in problem.partitions})
+        choices.append(
+            f"{len(problem.slices)} choices of model, slice, processes and batch, {partitions} MIG partitions of a GPU"
+        )
     fast = [each for kind in problem.fleet if kind.sliced is not None for each in kind.sliced.table.implausible]
     if fast:
         choices.append(f"{len(fast)} of them measured implausibly fast, to be measured again, such as {fast[0]}")

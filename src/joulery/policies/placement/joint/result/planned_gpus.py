@@ -13,7 +13,7 @@ from joulery.perf.instances import ServingInstance, neighbourhood, predict_gpu
 from joulery.perf.interference.model import Latency, demand_w
 from joulery.policies.placement.joint.master import Flow, JointSolution, KnownPattern
 from joulery.policies.placement.joint.problem import JointProblem, JointRequest
-from joulery.policies.placement.joint.result.cut_gpus import cut_gpus, numbered
+from joulery.policies.placement.joint.result.partitioned_gpus import numbered, partitioned_gpus
 from joulery.policies.placement.joint.slice_options import part_scv
 from joulery.policies.placement.provisioning.gpu_shares import on_hosts, shared_domains_of
 from joulery.policies.placement.provisioning.options import FailureDomain
@@ -27,7 +27,7 @@ def gpus_of(
     problem: JointProblem,
     chosen: Sequence[tuple[KnownPattern, int]],
     flows: Mapping[Flow, float],
-    cut: JointSolution | None = None,
+    sliced: JointSolution | None = None,
 ) -> tuple[PlannedGpu, ...]:
     """The GPUs of some patterns, with predictions for every instance.
 
@@ -35,9 +35,9 @@ def gpus_of(
         problem: The problem.
         chosen: Patterns and how many GPUs of each.
         flows: Requests a second of every flow; spread over its instances by the rates they are provided for.
-        cut: The solution whose partitioned GPUs come first; None for none.
+        sliced: The solution whose partitioned GPUs come first; None for none.
     """
-    first, started = ([], {}) if cut is None else cut_gpus(problem, cut)
+    first, started = ([], {}) if sliced is None else partitioned_gpus(problem, sliced)
     provided: dict[Flow, float] = defaultdict(float)
     for known, count in chosen:
         for item in known.layout.pattern:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from joulery.domain.gpu.mig import MigMenu
-from joulery.domain.gpu.optimum import CertifiedCut, CertifiedSlice
+from joulery.domain.gpu.optimum import CertifiedPartition, CertifiedSlice
 from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedInstance
 from joulery.policies.placement.joint.master import Flow, JointSolution
 from joulery.policies.placement.joint.problem import JointProblem
@@ -20,7 +20,7 @@ PlacedSlice = tuple[SliceOption, float]
 """Option on a slice, and the requests a second that it gets."""
 
 
-def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedGpu], dict[int, int]]:
+def partitioned_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedGpu], dict[int, int]]:
     """The partitioned GPUs of a solution, and how many instances each service has on them.
 
     Slices are assigned GPU by GPU, the largest partitions first; an instance without requests is left out, and so is a
@@ -35,19 +35,19 @@ def cut_gpus(problem: JointProblem, whole: JointSolution) -> tuple[list[PlannedG
             counts[one.service] += count
             waiting[(one.machine, one.profile)] += [(one, rate_rps)] * count
     gpus, replicas = [], Counter[int]()
-    for at, count in sorted(whole.cuts.items()):
-        cut = problem.cuts[at]
+    for at, count in sorted(whole.partitions.items()):
+        partition = problem.partitions[at]
         spread = _spread(problem, whole, at, waiting) if problem.request.rules.apart else None
         for _ in range(count):
             mine: list[PlacedSlice] = []
             if spread is not None:
                 mine = spread.pop(0) if spread else []
             else:
-                for profile, slices in enumerate(cut.counts):
-                    queue = waiting[(cut.machine, profile)]
+                for profile, slices in enumerate(partition.counts):
+                    queue = waiting[(partition.machine, profile)]
                     mine += [queue.pop(0) for _ in range(min(slices, len(queue)))]
             if mine:
-                gpus.append(sliced_gpu(problem, cut.machine, mine, replicas))
+                gpus.append(sliced_gpu(problem, partition.machine, mine, replicas))
     return gpus, dict(counts)
 
 
@@ -55,15 +55,15 @@ def _spread(
     problem: JointProblem, whole: JointSolution, at: int, waiting: Mapping[tuple[int, int], list[PlacedSlice]]
 ) -> list[list[PlacedSlice]]:
     """Instances on each GPU of one partition, no two of a service on one; removes them from ``waiting``."""
-    cut, gpus = problem.cuts[at], whole.cuts[at]
+    partition, gpus = problem.partitions[at], whole.partitions[at]
     placed: list[PlacedSlice] = []
     edges: list[tuple[int, int]] = []
     used: Counter[int] = Counter()
-    first = list(itertools.accumulate(cut.counts, initial=0))
+    first = list(itertools.accumulate(partition.counts, initial=0))
     for index, one in enumerate(spread_slices(problem)):
-        if one.cut != at:
+        if one.partition != at:
             continue
-        queue = waiting[(cut.machine, one.profile)]
+        queue = waiting[(partition.machine, one.profile)]
         mine = [each for each in queue if each[0].service == one.service][: whole.spread.get(index, 0)]
         for each in mine:
             queue.remove(each)
@@ -97,7 +97,7 @@ def sliced_gpu(
     """
     held = problem.machines[machine]
     sliced = problem.fleet[held.fleet].sliced
-    assert sliced is not None  # only GPUs with a menu are cut
+    assert sliced is not None  # only GPUs with a menu are partitioned
     instances = []
     for one, rate_rps in chosen:
         instances.append(_instance(problem, sliced.menu, one, rate_rps, replicas[one.service]))
@@ -173,13 +173,13 @@ def certified_slices(problem: JointProblem) -> tuple[CertifiedSlice, ...]:
     return tuple(found)
 
 
-def certified_cuts(problem: JointProblem, whole: JointSolution) -> tuple[CertifiedCut, ...]:
+def certified_partitions(problem: JointProblem, whole: JointSolution) -> tuple[CertifiedPartition, ...]:
     """The MIG partitions of GPUs, for the certificate."""
     found = []
-    for at, cut in enumerate(problem.cuts):
-        held, profiles = problem.machines[cut.machine], problem.menu(cut.machine).profiles
-        slices = tuple(each.name for each, n in zip(profiles, cut.counts, strict=True) for _ in range(n))
-        standing_w = float(problem.standing_w[cut.machine])
-        price, planned = held.gpu_type.usd_per_hour, whole.cuts.get(at, 0)
-        found.append(CertifiedCut(held.gpu_type.name, held.clocked.clock_mhz, standing_w, price, planned, slices))
+    for at, partition in enumerate(problem.partitions):
+        held, profiles = problem.machines[partition.machine], problem.menu(partition.machine).profiles
+        slices = tuple(each.name for each, n in zip(profiles, partition.counts, strict=True) for _ in range(n))
+        standing_w = float(problem.standing_w[partition.machine])
+        price, planned = held.gpu_type.usd_per_hour, whole.partitions.get(at, 0)
+        found.append(CertifiedPartition(held.gpu_type.name, held.clocked.clock_mhz, standing_w, price, planned, slices))
     return tuple(found)
