@@ -35,7 +35,7 @@ signal.pause()
 """
 
 
-def outlived_s(tree: Path, leases: Path) -> float:
+def revert_delay_s(tree: Path, leases: Path) -> float:
     """Seconds from ``kill -9`` of a controller until its clock setting has reverted."""
     before = settings(tree)
     with subprocess.Popen([sys.executable, "-c", CHILD, str(tree), str(leases)], stdout=subprocess.PIPE) as child:
@@ -70,7 +70,7 @@ def run() -> Result:
             time.sleep(WATCHED_S)
             busy_s = sum(watchdog.cpu_times()[:2]) - busy_s
             memory_bytes = watchdog.memory_info().rss
-        outlived = sorted(outlived_s(tree, folder / "others") for _ in range(KILLS))
+        outlived = sorted(revert_delay_s(tree, folder / "others") for _ in range(KILLS))
     rows = [
         (
             "one leased clock setting (8 policies, verified): CPU / wall",

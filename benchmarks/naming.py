@@ -75,7 +75,7 @@ class Shares:
 
 def shares(trace: EventTrace) -> Shares:
     """Shares of one trace, under powers that change at known times."""
-    begin, end = window = trace.hull_ns
+    begin, end = window = trace.extent_ns
     edges = np.linspace(begin, end, 4 * len(_WATTS) + 1).astype(np.int64)
     channels = {
         device: [

@@ -114,10 +114,10 @@ def forty(found: Found) -> None:
             slurm_forty.good(result) and result["jobs"] == FORTY,
         )
     )
-    found.notes.append(forty_note(result))
+    found.notes.append(forty_jobs_note(result))
 
 
-def forty_note(result: Mapping[str, Any]) -> str:
+def forty_jobs_note(result: Mapping[str, Any]) -> str:
     """One paragraph on the results of the forty jobs."""
     restarts = ", ".join(map(str, result["restarts_of_trainings"]))
     trainings = (

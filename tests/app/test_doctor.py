@@ -200,7 +200,7 @@ def test_the_whole_examination_of_this_machine() -> None:
 
 def test_the_machine_in_words(machine: MachineReport) -> None:
     put(machine.proc / "cpuinfo", "processor: 0\nvendor_id: GenuineIntel\nmodel name: Xeon\nflags: fpu hypervisor\n")
-    words = doctor.machine_in_words(machine)
+    words = doctor.machine_text(machine)
     assert (words["processor"], words["virtual"]) == ("Xeon", "yes")
     assert "unknown processor" in words["model"]
     assert int(words["cpus"]) >= 1

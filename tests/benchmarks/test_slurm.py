@@ -67,5 +67,5 @@ def test_what_came_of_forty_jobs_says_whether_trainings_were_among_them() -> Non
         "jobs": 40, "trainings": 6, "restarts_of_trainings": [1, 2], "took_s": 300, "grown": 6, "shrunk": 2,
         "preempted": 39,
     }  # fmt: skip
-    assert "6 of them PyTorch trainings that restarted 1, 2 times" in slurm.forty_note(result)
-    assert "torch is not installed" in slurm.forty_note({**result, "trainings": 0})
+    assert "6 of them PyTorch trainings that restarted 1, 2 times" in slurm.forty_jobs_note(result)
+    assert "torch is not installed" in slurm.forty_jobs_note({**result, "trainings": 0})

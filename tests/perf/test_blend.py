@@ -9,7 +9,7 @@ from joulery.domain.errors import DataError
 from joulery.domain.quality import Quality
 from joulery.domain.serving.profile import Profile, SliceProfile, Timings
 from joulery.domain.serving.service import Slice, SliceKind
-from joulery.perf.blend import blended, taken_as
+from joulery.perf.blend import blended, with_assumed_variant
 from joulery.perf.layouts import Predictor
 
 ONE, TWO = (Slice(SliceKind.CPU, cores=n) for n in (1, 2))
@@ -59,8 +59,8 @@ def test_a_blend_needs_a_slice_on_which_all_were_measured():
 
 def test_a_variant_without_a_profile_is_taken_as_another_or_as_it_was_seen():
     profile = predictor({"a": 0.01}, (ONE, TWO)).profile
-    assumed = taken_as(profile, "new", "a", {})
+    assumed = with_assumed_variant(profile, "new", "a", {})
     assert [assumed.entry("new", piece).loaded.mean_s for piece in (ONE, TWO)] == pytest.approx([0.01, 0.01])
-    live = taken_as(profile, "new", "a", {"new": Timings([0.03, 0.05], [0.03, 0.05])})
+    live = with_assumed_variant(profile, "new", "a", {"new": Timings([0.03, 0.05], [0.03, 0.05])})
     assert live.entry("new", TWO).loaded.mean_s == pytest.approx(0.04)
-    assert taken_as(live, "new", "a", {}) is live, "what is known stays"
+    assert with_assumed_variant(live, "new", "a", {}) is live, "what is known stays"

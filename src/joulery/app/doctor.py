@@ -341,7 +341,7 @@ def refusal(area: str, name: str, error: CapabilityError) -> Check:
     return Check(area, name, Status.ABSENT, str(error), advice=error.hint)
 
 
-def machine_in_words(machine: MachineReport | None = None) -> dict[str, str]:
+def machine_text(machine: MachineReport | None = None) -> dict[str, str]:
     """The machine: processor, system, whether it is virtual."""
     proc = (machine or MachineReport()).proc
     fields = dict(line.split(":", 1) for line in _text(proc / "cpuinfo").splitlines() if ":" in line)

@@ -45,7 +45,7 @@ def blended(predictor: Predictor, shares: Sequence[tuple[str, float]], name: str
     )
 
 
-def taken_as(profile: Profile, variant: str, like: str, seen: Mapping[str, Timings]) -> Profile:
+def with_assumed_variant(profile: Profile, variant: str, like: str, seen: Mapping[str, Timings]) -> Profile:
     """Add a variant that was not measured to a profile, with its live times or else those of a measured variant.
 
     Watts, startup and memory are those of the measured variant.

@@ -21,11 +21,11 @@ def trace(**changes) -> EventTrace:
 
 def test_columns_are_read_only_and_the_hull_spans_them() -> None:
     one = trace()
-    assert one.hull_ns == (5, 8) and one.end_ns.tolist() == [8, 7] and len(one) == 2
+    assert one.extent_ns == (5, 8) and one.end_ns.tolist() == [8, 7] and len(one) == 2
     with pytest.raises(ValueError, match="read-only"):
         one.op[0] = 1
     empty = EventTrace([], [], [], op=[], start_ns=[], dur_ns=[], device=[], lane=[], phase=[])
-    assert empty.hull_ns is None
+    assert empty.extent_ns is None
 
 
 @pytest.mark.parametrize(

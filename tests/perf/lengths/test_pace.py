@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
-from joulery.perf.lengths.pace import PRIOR_WEIGHT, OnlineLengths, OnlinePace, cut_tokens, uncut_tokens
+from joulery.perf.lengths.pace import PRIOR_WEIGHT, OnlineLengths, OnlinePace, limited_tokens, unlimited_tokens
 
 PRIOR = np.array([10.0, 20.0, 40.0, 80.0, 160.0])
 ENDED = st.lists(st.tuples(st.floats(-2, 6), st.floats(0, 5000)), max_size=80)
@@ -60,18 +60,18 @@ def test_prefill_and_decode_are_separated_and_equal_prompts_keep_the_ratio_of_th
 
 @given(st.floats(0.01, 1e5), st.integers(0, 100_000), st.floats(1.01, 3.0))
 def test_a_limit_shortens_what_is_expected_and_keeps_its_order(mean, limit, factor) -> None:
-    within = cut_tokens(mean, limit)
+    within = limited_tokens(mean, limit)
     assert 0 <= within <= min(mean, limit) * (1 + 1e-12)
-    assert within <= cut_tokens(factor * mean, limit) * (1 + 1e-12)
-    assert within <= cut_tokens(mean, factor * limit) * (1 + 1e-12)
-    assert limit <= uncut_tokens(mean, limit) <= 2 * limit
+    assert within <= limited_tokens(factor * mean, limit) * (1 + 1e-12)
+    assert within <= limited_tokens(mean, factor * limit) * (1 + 1e-12)
+    assert limit <= unlimited_tokens(mean, limit) <= 2 * limit
 
 
 def test_a_limit_on_exponential_lengths() -> None:
     lengths = np.random.default_rng(2).exponential(80.0, 200_000)
-    assert cut_tokens(80.0, 100.0) == pytest.approx(np.minimum(lengths, 100.0).mean(), rel=0.01)
-    assert uncut_tokens(80.0, 100.0) == pytest.approx(lengths[lengths > 100.0].mean(), rel=0.01)
-    assert cut_tokens(0.0, 100.0) == 0.0
+    assert limited_tokens(80.0, 100.0) == pytest.approx(np.minimum(lengths, 100.0).mean(), rel=0.01)
+    assert unlimited_tokens(80.0, 100.0) == pytest.approx(lengths[lengths > 100.0].mean(), rel=0.01)
+    assert limited_tokens(0.0, 100.0) == 0.0
 
 
 @pytest.mark.parametrize("prior", [[1.0] * 4, [1, 2, 3, 2, 5], [0, 1, 2, 3, 4], [1, 2, 3, 4, float("nan")]])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.errors import DataError
-from joulery.perf.lengths.pace import cut_tokens
+from joulery.perf.lengths.pace import limited_tokens
 from joulery.perf.lengths.remaining import EXPONENTIAL, FEW, LengthDistribution, RatioCalibration
 
 lengths = st.lists(st.integers(1, 400).map(float), min_size=1, max_size=40).map(sorted)
@@ -28,7 +28,7 @@ def test_the_remainder_is_the_conditional_mean(possible, made, limit) -> None:
 def test_exponential_lengths_have_no_memory(made, mean) -> None:
     distribution = LengthDistribution(mean=mean)
     assert distribution.remaining(made) == distribution.remaining() == mean
-    assert distribution.remaining(made, made + 10.0) == pytest.approx(cut_tokens(mean, 10.0), rel=1e-6)
+    assert distribution.remaining(made, made + 10.0) == pytest.approx(limited_tokens(mean, 10.0), rel=1e-6)
 
 
 def test_an_answer_that_outlives_its_prediction_has_longer_to_go() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from joulery.domain.errors import ConfigError
 from joulery.perf.power.clock_curves import V100
-from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio, stretched_knee_mhz, tail_s
+from joulery.perf.power.clock_scaling import above_idle_ratio, scaled_knee_mhz, slowdown_ratio, tail_s
 
 
 def test_time_follows_the_clock_as_far_as_the_work_feels_it() -> None:
@@ -25,7 +25,7 @@ def test_energy_of_the_same_work_falls_to_the_knee_and_rises_below() -> None:
 
 
 def test_the_curve_is_stretched_over_another_chips_clocks() -> None:
-    assert stretched_knee_mhz(2760.0) == pytest.approx(2 * V100.knee_mhz)
+    assert scaled_knee_mhz(2760.0) == pytest.approx(2 * V100.knee_mhz)
     doubled = above_idle_ratio([400.0, 1000.0, 2760.0])
     assert doubled == pytest.approx(above_idle_ratio([200.0, 500.0, 1380.0]))
 

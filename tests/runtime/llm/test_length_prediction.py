@@ -26,7 +26,7 @@ def test_the_predictor_speaks_in_the_tokens_of_its_classes_and_the_client_has_th
     assert asked.forecast(ask("p3")).tokens == CLASS_TOKENS[3]
     short = asked.forecast(ask("p3", max_tokens=20))
     assert short.tokens == pytest.approx(20, rel=0.05) and short.tokens < 20
-    assert short.uncut_tokens == CLASS_TOKENS[3]
+    assert short.unlimited_tokens == CLASS_TOKENS[3]
     assert asked.forecast(ask("p3")).source == "predictor"
     assert asked.sources == {"predictor": 3}
 

@@ -9,7 +9,7 @@ from joulery.domain.gpu.provisioning import LatencyParts, PlannedGpu, PlannedIns
 from joulery.domain.serving.engine import ModelKind, ModelRef
 from joulery.domain.serving.mix import OWN
 from joulery.domain.serving.service import Slice, SliceKind, Slo
-from joulery.runtime.serving.plans.plan_in_force import PlanInForce, devices_for, kept_places, mix_of, variant_shares
+from joulery.runtime.serving.plans.plan_in_force import PlanInForce, devices_for, held_places, mix_of, variant_shares
 
 PARTS = LatencyParts(0.0, 0.0, 0.01, 0.0, 0.0)
 DEVICES = ("gpu:0", "gpu:1", "gpu:2")
@@ -57,7 +57,7 @@ def test_slices_take_gpus_that_may_be_cut_and_shares_those_that_may_not():
     assert devices_for((CUT, SHARED, WHOLE), DEVICES, {"gpu:1", "gpu:2"}) == ((1,), (0,), (2,))
     assert devices_for((WHOLE, CUT), DEVICES, {"gpu:2"}) == ((0,), (2,)), "a whole GPU leaves the cut one to others"
     assert devices_for((CUT, CUT), DEVICES, {"gpu:1", "gpu:2"}, {1: (1,)}) == ((2,), (1,))
-    with pytest.raises(CapabilityError, match="cut into MIG slices") as caught:
+    with pytest.raises(CapabilityError, match="partition into MIG slices") as caught:
         devices_for((CUT, CUT), DEVICES, {"gpu:1"})
     assert "mode: mig" in caught.value.hint
     with pytest.raises(CapabilityError, match="share under MPS"):
@@ -92,9 +92,9 @@ def test_a_gpu_in_use_is_never_cut_anew():
     fewer = gpu(CUT.instances[0])
     other = gpu(replace(CUT.instances[1], workload="a"))
     larger = gpu(instance("a", 4 / 7, "4g.20gb"))
-    assert kept_places(plan, (fewer, SHARED), (0, 1)) == {0: (1,), 1: (0,)}, "its slices are there"
-    assert kept_places(plan, (other,), (None,)) == {0: (1,)}, "another service's slice does as well"
-    assert kept_places(plan, (larger,), (0,)) == {}, "it needs another GPU"
+    assert held_places(plan, (fewer, SHARED), (0, 1)) == {0: (1,), 1: (0,)}, "its slices are there"
+    assert held_places(plan, (other,), (None,)) == {0: (1,)}, "another service's slice does as well"
+    assert held_places(plan, (larger,), (0,)) == {}, "it needs another GPU"
     assert devices_for((larger,), DEVICES, {"gpu:1", "gpu:2"}, running=(0, 1)) == ((2,),)
     with pytest.raises(CapabilityError, match="none in use"):
         devices_for((larger,), DEVICES, {"gpu:1"}, running=(0, 1))

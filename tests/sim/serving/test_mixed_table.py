@@ -80,7 +80,7 @@ def test_searches_find_no_less_among_more(alike, own):
 
 
 def test_surroundings_hold_the_neighbours(own):
-    rows = own.layouts.surroundings([5])
+    rows = own.layouts.candidate_rows([5])
     assert set(own.space.neighbours(5).tolist()) <= set(rows.tolist())
     assert rows.tolist() == sorted(set(rows.tolist()))
 

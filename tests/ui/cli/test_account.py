@@ -130,7 +130,7 @@ def test_every_golden_trace_is_recognised_and_accounted(account: Account) -> Non
     from joulery.adapters.tracers.files import read_events
 
     for name in names:
-        begin, end = read_events(folder / name).hull_ns
+        begin, end = read_events(folder / name).extent_ns
         device = "GPU:2" if "mi250" in name else "GPU:0" if "a100" in name else "CPU:0"
         power = f"t_ns,device,power_w\n{begin},{device},10\n{end},{device},10\n"
         answer = account(folder / name, power)

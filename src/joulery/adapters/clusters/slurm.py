@@ -26,7 +26,7 @@ from joulery.adapters.clusters.slurm_commands import (
     Runner,
     command,
     command_runner,
-    raise_if_away,
+    raise_if_unreachable,
     raise_unless_done,
 )
 from joulery.adapters.clusters.slurm_jobs import as_one, to_job
@@ -205,7 +205,7 @@ class SlurmBackend:
             now = {record.id: record for record in self._records()}  # its owner may have written since the last look
             held = {job: now[record.id] for job, record in held.items() if record.id in now}
         for name, job, text in islice(self._due(held, texts), _EXPLAINED_AT_ONCE):
-            raise_if_away(self._run(command(name, job=job, text=text)))
+            raise_if_unreachable(self._run(command(name, job=job, text=text)))
         if self._marks_by_comment and not self._unexplained and not self._scope.reason_in_comment:
             self._unexplained = True
             return (
@@ -263,7 +263,7 @@ class SlurmBackend:
         number = waiting[0] if waiting else resubmit(self._run, record, flags)
         done = self._run(command("cancel", job=record.address))
         if done.code != 0:
-            raise_if_away(done)
+            raise_if_unreachable(done)
             raise ActuationError(f"job {record.id} cannot make room for job {number}: {done.message}")
         return f"as job {number}, because: {refused}"
 
@@ -278,7 +278,7 @@ class SlurmBackend:
             if done.denied:
                 raise self._no_operator(done)
             if done.code != 0:  # for some of them; the others have it
-                raise_if_away(done)
+                raise_if_unreachable(done)
                 left_out += min(len(group), max(1, len(done.err.splitlines())))
                 refused.append(f"job {names}: {done.message}" if len(group) == 1 else done.message)
         return f"{len(jobs) - left_out} ranked" + (f"; refused: {'; '.join(refused)}" if refused else "")
@@ -340,7 +340,7 @@ class SlurmBackend:
             if done.code == 0:
                 self._json = True
                 return parse_jobs(done.out)
-            raise_if_away(done)
+            raise_if_unreachable(done)
             if self._json:  # it can, and could not just now
                 raise CapabilityError(f"squeue failed: {done.message}", resource="squeue")
             self._json = False
@@ -348,7 +348,7 @@ class SlurmBackend:
         text = command("jobs as text", columns=columns)
         done = self._run(text if job is None else command("job as text", columns=columns, job=job))
         if done.code != 0:
-            raise_if_away(done)
+            raise_if_unreachable(done)
             if job is not None and "Invalid job id" in done.err:
                 return ()
             raise CapabilityError(f"squeue failed: {done.message}", resource="squeue")
@@ -385,7 +385,7 @@ class SlurmBackend:
             words = command("nodes", columns=columns)
         done = self._run(words)
         if done.code != 0:
-            raise_if_away(done)
+            raise_if_unreachable(done)
             raise CapabilityError(f"sinfo failed: {done.message}", resource="sinfo")
         nodes, self._tiers = parse_nodes(done.out), parse_tiers(done.out)
         if self._tracks_memory is None:
@@ -476,7 +476,7 @@ def open_slurm(
 
 def _check_name(run: Runner, cluster: str) -> None:
     done = run(command("configuration"))
-    raise_if_away(done)
+    raise_if_unreachable(done)
     found = _CLUSTER.search(done.out)
     if found is None or found[1].lower() != cluster.lower():  # Slurm writes it in small letters
         name = "no name" if found is None else found[1]

@@ -131,7 +131,7 @@ def raise_unless_done(done: Done, words: Sequence[str]) -> None:
         ActuationError: Slurm refuses the change.
         CapabilityError: The controller does not answer, or this user lacks the right.
     """
-    raise_if_away(done)
+    raise_if_unreachable(done)
     if done.denied:
         raise CapabilityError(
             f"Slurm does not let this user change jobs of others: {done.message}", resource="scontrol", grant=GRANT
@@ -141,7 +141,7 @@ def raise_unless_done(done: Done, words: Sequence[str]) -> None:
         raise kind(f"{' '.join(words)}: {done.message}")
 
 
-def raise_if_away(done: Done) -> None:
+def raise_if_unreachable(done: Done) -> None:
     """Raise an error if the controller did not answer.
 
     Raises:

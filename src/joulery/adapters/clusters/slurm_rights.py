@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from joulery.adapters.clusters.slurm_commands import GRANT, Done, Runner, command, raise_if_away
+from joulery.adapters.clusters.slurm_commands import GRANT, Done, Runner, command, raise_if_unreachable
 from joulery.domain.errors import CapabilityError
 
 
@@ -42,7 +42,7 @@ def slurm_rights(run: Runner, partitions: Sequence[str] = ()) -> tuple[SlurmRigh
         CapabilityError: The controller does not answer, or this user may not submit a job with a GPU.
     """
     done = run(command("probe", [f"--partition={','.join(partitions)}"] if partitions else []))
-    raise_if_away(done)
+    raise_if_unreachable(done)
     job = done.out.strip().partition(";")[0]
     if done.code != 0 or not job.isdecimal():
         raise CapabilityError(
@@ -90,5 +90,5 @@ def _first_refusal(*done: Done) -> Done | None:
         CapabilityError: The controller does not answer.
     """
     for one in done:
-        raise_if_away(one)
+        raise_if_unreachable(one)
     return next((one for one in done if one.code != 0), None)

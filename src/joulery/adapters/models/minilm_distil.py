@@ -101,7 +101,7 @@ def distil(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            tuned = _Student(teacher, lesson, recipe).taught(progress or _silent)
+            tuned = _Student(teacher, lesson, recipe).trained_weights(progress or _silent)
     finally:
         torch.set_num_threads(threads)
     return PromptEncoder(recipe.layers, teacher.max_tokens, teacher.last_tokens, tuned)
@@ -140,7 +140,7 @@ class _Student:
         ]
         self._optimiser = torch.optim.AdamW(groups, weight_decay=0.01)
 
-    def taught(self, progress: Progress) -> Weights:
+    def trained_weights(self, progress: Progress) -> Weights:
         """Train for all epochs, and return the weights by name."""
         recipe, count = self._recipe, len(self._tokens) * (1 + self._recipe.pieces)
         steps, done = recipe.epochs * -(-count // recipe.batch), 0
@@ -181,9 +181,9 @@ class _Student:
             scores, chosen = self._scores[owners[owners >= 0]], self._classes[owners[owners >= 0]]
             heads = scores.shape[1]
             errors = torch.mean((outputs[:, :heads] - scores) ** 2, 0)
-            taught = errors[:-1].mean() + errors[-1]
-            taught = taught + _CLASS_RATIO * torch.nn.functional.cross_entropy(outputs[:, heads:], chosen)
-            loss = loss + self._recipe.heads_ratio * taught
+            task_loss = errors[:-1].mean() + errors[-1]
+            task_loss = task_loss + _CLASS_RATIO * torch.nn.functional.cross_entropy(outputs[:, heads:], chosen)
+            loss = loss + self._recipe.heads_ratio * task_loss
         self._optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._tuned, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from joulery.app.planning.measurements import sliced_gpu_of, uncut_profile
+from joulery.app.planning.measurements import sliced_gpu_of, undivided_profile
 from joulery.app.planning.prices import priced_with_spot
 from joulery.app.planning.shares import board_memory, error_margin, gpu_type_of, rules_of, workload_of
 from joulery.config.plan import GpuConfig
@@ -178,7 +178,7 @@ def _gpu_type(index: int, gpu: GpuConfig) -> GpuType:
     """The GPU type, with coefficients of shares unless only slices of it were measured."""
     if gpu.measurements is None or gpu.profile is not None or gpu.profile_file is not None:
         return gpu_type_of(index, gpu)
-    profile = uncut_profile(index, gpu)
+    profile = undivided_profile(index, gpu)
     memory = board_memory(gpu, profile)
     return GpuType(gpu.name, profile, gpu.price_usd_per_hour, gpu.available, memory, gpu.per_host)
 

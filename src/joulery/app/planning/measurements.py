@@ -55,7 +55,7 @@ def sliced_gpu_of(index: int, gpu: GpuConfig) -> SlicedGpu | None:
     return SlicedGpu(read_slice_table(gpu.measurements, facts.mig), facts.mig, gpu.idle_w, gpu.busy_w)
 
 
-def uncut_profile(index: int, gpu: GpuConfig) -> InterferenceProfile:
+def undivided_profile(index: int, gpu: GpuConfig) -> InterferenceProfile:
     """Profile of a GPU type of which only slices were measured: its clocks and power, without any model.
 
     Raises:

@@ -35,7 +35,7 @@ Pages = Callable[[Callable[[], NowSnapshot | None]], Sequence[BaseRoute]]
 """Creates the routes of the dashboard, which shows the latest snapshot."""
 
 
-def no_pages(latest: Callable[[], NowSnapshot | None]) -> Sequence[BaseRoute]:
+def no_routes(latest: Callable[[], NowSnapshot | None]) -> Sequence[BaseRoute]:
     """Return no routes."""
     return ()
 
@@ -50,7 +50,7 @@ class GatewayHandle:
         pages: Makes the dashboard's routes.
     """
 
-    def __init__(self, site: Site, names: Sequence[str], workers_log: int, pages: Pages = no_pages) -> None:
+    def __init__(self, site: Site, names: Sequence[str], workers_log: int, pages: Pages = no_routes) -> None:
         self._session: ServingSession | None = None
         self.workers_log = workers_log
         self.token = site_token(site.serving)
@@ -159,7 +159,7 @@ def has_upstreams(site: Site) -> bool:
 
 @asynccontextmanager
 async def open_gateway(
-    site: Site, names: Sequence[str], writer: RunWriter, pages: Pages = no_pages
+    site: Site, names: Sequence[str], writer: RunWriter, pages: Pages = no_routes
 ) -> AsyncIterator[AnyGateway]:
     """Open the gateway on its port first, so that a port in use is an error before models are profiled."""
     if site.serving.gateways is not None:

@@ -31,7 +31,13 @@ from joulery.policies.placement.pools.gpu_groups import first_alone, split
 from joulery.policies.serving.consolidation import Consolidation
 from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts, misfits, slice_menu
+from joulery.policies.serving.search.layout_space import (
+    core_partitions,
+    cpu_slices,
+    layouts,
+    memory_exclusions,
+    slice_menu,
+)
 from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
 from joulery.policies.serving.search.trial_search import TrialSearch
 from joulery.policies.serving.search.trials import TrialBudget
@@ -429,7 +435,7 @@ def trial_search(
         devices=1,
         baseline=base,
         base_g_per_kwh=rule.base_g_per_kwh,
-        disabled=misfits(menu, {variant.name: variant.memory_bytes for variant in setup.family.variants}),
+        disabled=memory_exclusions(menu, {variant.name: variant.memory_bytes for variant in setup.family.variants}),
         base_pue=pue,
         pue=pue,
         method=rule.search,

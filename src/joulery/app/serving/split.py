@@ -13,7 +13,7 @@ from joulery.domain.serving.engine import Outcome, RequestRecord
 from joulery.domain.serving.mix import Weights
 from joulery.domain.serving.profile import Timings
 from joulery.domain.serving.service import ModelFamily
-from joulery.perf.blend import blended, taken_as
+from joulery.perf.blend import blended, with_assumed_variant
 from joulery.policies.serving.search.layout_space import layouts, slice_menu
 from joulery.policies.serving.search.predictive_search import PredictiveSearch
 from joulery.runtime.serving.controller import Revision
@@ -97,7 +97,7 @@ def revised(one: RunningService, config: ServiceConfig, cache: Path, now_s: floa
     for name, _ in shares:
         if not any(entry.variant == name for entry in profile.entries):
             unknown += [] if name in times else [name]
-            profile = taken_as(profile, name, like, times)
+            profile = with_assumed_variant(profile, name, like, times)
     accuracy = {variant.name: variant.accuracy_ratio for variant in family.variants}
     predictor = replace(chosen.predictor, profile=profile, accuracy_ratio=accuracy)
     candidates = layouts(setup.partitions, [main_of(shares)])

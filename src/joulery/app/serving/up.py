@@ -11,12 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from joulery.app.doctor import energy, machine_in_words
+from joulery.app.doctor import energy, machine_text
 from joulery.app.planning.running_engines import check_planned_llms, is_language_plan, planned_engines
 from joulery.app.profiling.joining import JoiningTimes, time_joining
 from joulery.app.profiling.service_profile import Obtained, busy_cores, obtain_profile
 from joulery.app.profiling.upstreams import stated_w
-from joulery.app.serving.gateway_handle import AnyGateway, GatewayHandle, Pages, no_pages, open_gateway
+from joulery.app.serving.gateway_handle import AnyGateway, GatewayHandle, Pages, no_routes, open_gateway
 from joulery.app.serving.governed.governed_llm import govern, join_keepers
 from joulery.app.serving.governed.power_limits import Limited, join_limits, limit_power
 from joulery.app.serving.llm import upstream_boards
@@ -95,7 +95,7 @@ class Interrupted(Exception):  # noqa: N818 - it ends a run, it is no error
     """The run was interrupted before anything was served."""
 
 
-async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Pages = no_pages) -> dict[str, Any]:
+async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Pages = no_routes) -> dict[str, Any]:
     """Run a site; returns its report once everything has ended.
 
     Args:
@@ -113,7 +113,7 @@ async def up(options: Options, view: ServeView, stop: asyncio.Event, pages: Page
     async with AsyncExitStack() as stack:
         writer = stack.enter_context(_run_folder(options, site))
         gate = await stack.enter_async_context(open_gateway(site, [config.name for config in configs], writer, pages))
-        view.machine(machine_in_words(), await asyncio.to_thread(lambda: list(islice(energy(), METERS_SHOWN))))
+        view.machine(machine_text(), await asyncio.to_thread(lambda: list(islice(energy(), METERS_SHOWN))))
         profiling = await stack.enter_async_context(AsyncExitStack())
         gpus = await _gpus(site, stack, stack if isinstance(gate, GatewayHandle) else profiling, view, gate)
         start = _Start(options, site, view, stop, gate, SessionHistory(writer), gpus)

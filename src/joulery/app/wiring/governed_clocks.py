@@ -19,7 +19,7 @@ from joulery.domain.gpu.clock_profile import ClockProfile
 from joulery.domain.gpu.device import ClockSetting, DeviceSpec
 from joulery.domain.ports import Device, Policy
 from joulery.perf.power.clock_curves import V100
-from joulery.perf.power.clock_scaling import above_idle_ratio, slowdown_ratio, stretched_knee_mhz
+from joulery.perf.power.clock_scaling import above_idle_ratio, scaled_knee_mhz, slowdown_ratio
 from joulery.policies.clocks.governor import (
     AboveKnee,
     BusyIdleClocks,
@@ -99,7 +99,7 @@ def _bounded(
             expected=f"{able.clocks_mhz[0]:g} to {able.clocks_mhz[-1]:g} MHz",
         )
     known = config.knee_mhz or (V100.knee_mhz if "V100" in able.name else None)
-    knee = known if known is not None else stretched_knee_mhz(able.clocks_mhz[-1])
+    knee = known if known is not None else scaled_knee_mhz(able.clocks_mhz[-1])
     curves = _curves(config, clocks)
     policy = _governor(config, clocks, min(knee, float(clocks[-1])))
     return GovernedClock(config, device, spec, able.device, policy, clocks, knee, known is None, curves)

@@ -108,7 +108,7 @@ class EventTrace:
         return np.asarray(self.start_ns + self.dur_ns, np.int64)
 
     @property
-    def hull_ns(self) -> tuple[int, int] | None:
+    def extent_ns(self) -> tuple[int, int] | None:
         """Earliest start and latest end; None without events."""
         if not len(self):
             return None

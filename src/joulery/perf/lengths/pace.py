@@ -5,9 +5,9 @@ predictor was trained on other models, other prompts and another machine. Classe
 section 3.3); their lengths are learned online.
 
 The model assumes that the lengths of answers of one score are exponential about their mean. It estimates from that the
-full length of an answer cut at the client's limit (:func:`uncut_tokens`) and the expected length under a limit
-(:func:`cut_tokens`): a prompt of longer answers still ranks behind one of shorter answers where both expect more than
-the limit.
+full length of an answer cut at the client's limit (:func:`unlimited_tokens`) and the expected length under a limit
+(:func:`limited_tokens`): a prompt of longer answers still ranks behind one of shorter answers where both expect more
+than the limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HOLD = 1.0
 another length."""
 
 
-def cut_tokens(mean_tokens: float, max_tokens: float) -> float:
+def limited_tokens(mean_tokens: float, max_tokens: float) -> float:
     """Mean length of answers that end at ``max_tokens`` at the latest and would have ``mean_tokens`` without a limit.
 
     E[min(L, c)] = m (1 - exp(-c/m)) for exponential lengths: increasing in both, below both.
@@ -40,7 +40,7 @@ def cut_tokens(mean_tokens: float, max_tokens: float) -> float:
     return -mean_tokens * math.expm1(-max_tokens / mean_tokens)
 
 
-def uncut_tokens(mean_tokens: float, at_tokens: float) -> float:
+def unlimited_tokens(mean_tokens: float, at_tokens: float) -> float:
     """Expected full length of an answer cut at ``at_tokens``, of which ``mean_tokens`` were expected.
 
     E[L | L > c] = c + m for exponential lengths. The unseen part counts for at most the seen part, so that a model

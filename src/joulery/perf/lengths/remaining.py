@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from joulery.domain.errors import DataError
-from joulery.perf.lengths.pace import cut_tokens
+from joulery.perf.lengths.pace import limited_tokens
 
 KEPT = 200
 """Answers of each kind that a calibration keeps."""
@@ -80,7 +80,7 @@ class LengthDistribution:
         """
         room = None if limit is None else max(limit - made, 0.0)
         if not self._points:
-            return self._mean if room is None else cut_tokens(self._mean, room)
+            return self._mean if room is None else limited_tokens(self._mean, room)
         at = bisect_right(self._points, made)
         if at == len(self._points):
             return made if room is None else min(made, room)

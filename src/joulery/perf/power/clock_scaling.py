@@ -45,7 +45,7 @@ def above_idle_ratio(clocks_mhz: npt.ArrayLike, model: ClockModel = V100) -> Flo
     return np.asarray(above_w / above_w[-1], np.float64)
 
 
-def stretched_knee_mhz(max_mhz: float, model: ClockModel = V100) -> float:
+def scaled_knee_mhz(max_mhz: float, model: ClockModel = V100) -> float:
     """Voltage knee of a device with a given highest clock, MHz, if its curve is the model's."""
     return max_mhz * model.knee_mhz / model.max_mhz
 

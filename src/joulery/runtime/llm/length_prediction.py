@@ -17,7 +17,7 @@ import numpy as np
 from joulery.domain.arrays import FloatArray
 from joulery.domain.serving.generation import GenerationRequest, TokenUsage
 from joulery.perf.lengths.classes import rounded_class
-from joulery.perf.lengths.pace import OnlineLengths, OnlinePace, cut_tokens, uncut_tokens
+from joulery.perf.lengths.pace import OnlineLengths, OnlinePace, limited_tokens, unlimited_tokens
 from joulery.perf.lengths.prompt_templates import Form, TemplateLengths, prompt_template
 from joulery.perf.lengths.remaining import RatioCalibration
 from joulery.store.semantic_cache import SemanticCache
@@ -67,7 +67,7 @@ class Forecast:
         tokens: Expected length, within the client's limit.
         service_s: Expected seconds in the engine, the prompt's reading included.
         source: ``cache``, ``predictor`` or ``mean``.
-        uncut_tokens: Expected length if the client set no limit.
+        unlimited_tokens: Expected length if the client set no limit.
         scored: The score of the predictor; None where there is no predictor, or it failed.
         form: Template of the prompt, where there is a score.
     """
@@ -75,7 +75,7 @@ class Forecast:
     tokens: float
     service_s: float
     source: str
-    uncut_tokens: float
+    unlimited_tokens: float
     scored: LengthScore | None = None
     form: Form | None = None
 
@@ -164,7 +164,7 @@ class Forecaster:
     def _likely(self, forecast: Forecast) -> float:
         """The length that would be predicted now, without the client's limit."""
         if forecast.source != PREDICTOR or forecast.scored is None or forecast.form is None or self._lengths is None:
-            return forecast.uncut_tokens
+            return forecast.unlimited_tokens
         return self._lengths.expected(forecast.scored.score) * self._forms.ratio(forecast.form, self._lengths)
 
     def completed(
@@ -179,7 +179,7 @@ class Forecaster:
             self.pace.completed(usage.completion, service_s, prompt_tokens(request))
         tokens = float(usage.completion)
         cut = request.max_tokens is not None and usage.completion >= request.max_tokens
-        self._calibration.completed(_kind(forecast), forecast.uncut_tokens, tokens, cut=cut)
+        self._calibration.completed(_kind(forecast), forecast.unlimited_tokens, tokens, cut=cut)
         if cut:
             self._cut(request, forecast, tokens)
             return
@@ -193,16 +193,16 @@ class Forecaster:
 
     def _cut(self, request: GenerationRequest, forecast: Forecast, tokens: float) -> None:
         """Learn from an answer that was cut at the client's limit and would have been longer."""
-        self._mean += 0.02 * max(0.0, uncut_tokens(self._mean, tokens) - self._mean)
-        likely = uncut_tokens(forecast.uncut_tokens, tokens)
+        self._mean += 0.02 * max(0.0, unlimited_tokens(self._mean, tokens) - self._mean)
+        likely = unlimited_tokens(forecast.unlimited_tokens, tokens)
         if forecast.scored is not None and forecast.form is not None and self._lengths is not None:
             score = forecast.scored.score
-            if likely > forecast.uncut_tokens:
+            if likely > forecast.unlimited_tokens:
                 self._forms.completed(forecast.form, score, likely)
             if likely > self._lengths.expected(score):
                 self._lengths.completed(score, likely)
-        if forecast.source != CACHE or forecast.uncut_tokens <= tokens:
-            self._remember(request, forecast, tokens + forecast.uncut_tokens)
+        if forecast.source != CACHE or forecast.unlimited_tokens <= tokens:
+            self._remember(request, forecast, tokens + forecast.unlimited_tokens)
 
     def _remembered(self, request: GenerationRequest, scored: LengthScore | None) -> float | None:
         if self.cache is None or len(request.prompt) > LONGEST_REMEMBERED:
@@ -236,7 +236,7 @@ def _within(tokens: float, max_tokens: int | None, *, exact: bool) -> float:
     """Expected length under the client's limit, from an expected or exactly known length without that limit."""
     if max_tokens is None:
         return tokens
-    return min(tokens, float(max_tokens)) if exact else cut_tokens(tokens, float(max_tokens))
+    return min(tokens, float(max_tokens)) if exact else limited_tokens(tokens, float(max_tokens))
 
 
 def _kind(forecast: Forecast) -> tuple[str, int]:

@@ -162,7 +162,7 @@ def _span(trace: EventTrace, traces: Sequence[PowerTrace], power: Sequence[Power
     Raises:
         DataError: There are neither events nor readings, or they do not overlap in time: their clocks differ.
     """
-    events = trace.hull_ns
+    events = trace.extent_ns
     stamps = [one.t_ns for one in traces if len(one)]
     readings = (min(int(t[0]) for t in stamps), max(int(t[-1]) for t in stamps)) if stamps else None
     if events is None and readings is None:

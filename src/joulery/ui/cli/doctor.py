@@ -36,7 +36,7 @@ def command(reset: bool, guard: bool, with_slurm: bool, with_kueue: bool, as_jso
     """
     from dataclasses import asdict
 
-    from joulery.app.doctor import examine, kueue, machine_in_words, slurm
+    from joulery.app.doctor import examine, kueue, machine_text, slurm
     from joulery.app.wiring.leases import lease_statuses
 
     if reset and guard:
@@ -45,7 +45,7 @@ def command(reset: bool, guard: bool, with_slurm: bool, with_kueue: bool, as_jso
         _guard() if guard else _reset(as_json)
         return
     asked = (*(slurm() if with_slurm else ()), *(kueue() if with_kueue else ()))
-    machine, found = machine_in_words(), (*examine(), *asked)
+    machine, found = machine_text(), (*examine(), *asked)
     if as_json:
         checks = [asdict(check) for check in found]
         leases = [lease.as_dict() for lease in lease_statuses()]

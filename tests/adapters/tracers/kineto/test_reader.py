@@ -42,7 +42,7 @@ def phases_of(trace: EventTrace) -> dict[str, str]:
 def test_every_module_of_the_golden_trace_has_its_events_its_products_and_its_time() -> None:
     folder = data_folder("smaragdine") / "torch_cpu"
     trace = read_kineto(folder / "tiny_bert_train_step.json.gz")
-    cut = session(trace, trace.hull_ns)
+    cut = session(trace, trace.extent_ns)
     time_us = np.bincount(cut.row, cut.end_ns - cut.start_ns, len(cut.rows)) / 1e3
     found: dict[tuple[str, str], list[float]] = {}
     for op, phase, count, us in zip(cut.rows.op, cut.rows.phase, cut.rows.count.tolist(), time_us, strict=True):
@@ -96,7 +96,7 @@ def test_every_kernel_of_the_golden_gpu_traces_is_linked_and_busy_time_is_exact(
     trace = name_events(columns)
     assert not [note for note in trace.notes if "launch" in note]
     device = next(name for name in trace.devices if name.startswith("GPU"))
-    window = trace.hull_ns
+    window = trace.extent_ns
     one_watt = PowerSteps(Channel(device, "board", ReadingKind.POWER, "fake", Quality.MEASURED), list(window), [1.0])
     got = {entry.device: entry for entry in align(trace, {device: [one_watt]}, window).devices}[device]
     assert round(got.active_s * 1e9) == int(fact["union_busy_ns"])
@@ -390,7 +390,7 @@ def test_waiting_for_the_gpu_is_seen_and_launching_belongs_to_the_operation(tmp_
     f.launch("cudaStreamSynchronize", 40, 40, correlation=4)
     trace = read_kineto(f.write(tmp_path))
     assert listed(trace) == [("fc/<self>", "forward"), ("fc/item", "forward"), ("fc/<wait>", "forward")]
-    cut = session(trace, trace.hull_ns)
+    cut = session(trace, trace.extent_ns)
     time = dict(zip(cut.rows.op, np.bincount(cut.row, cut.end_ns - cut.start_ns).tolist(), strict=True))
     assert time == {"fc/<self>": 20_000, "fc/item": 40_000, "fc/<wait>": 40_000}
 
@@ -495,7 +495,7 @@ def test_absolute_and_relative_stamps_are_the_same_trace(tmp_path: Path) -> None
 
 def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
     trace = read_kineto(KinetoFile().write(tmp_path))
-    assert len(trace) == 0 and trace.hull_ns is None
+    assert len(trace) == 0 and trace.extent_ns is None
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"] == []
 
 

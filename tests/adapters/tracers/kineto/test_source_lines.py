@@ -55,8 +55,8 @@ def test_functions_add_no_event_and_keep_every_joule(tmp_path: Path) -> None:
     bare = read_kineto(plain.write(tmp_path, name="plain.json"))
     assert len(named) == len(bare)
     channel = Channel("CPU", "package", ReadingKind.POWER, "test", Quality.MEASURED)
-    power = {"CPU": [PowerSteps(channel, list(bare.hull_ns), [10.0])]}
-    one, other = (align(trace, power, bare.hull_ns) for trace in (named, bare))
+    power = {"CPU": [PowerSteps(channel, list(bare.extent_ns), [10.0])]}
+    one, other = (align(trace, power, bare.extent_ns) for trace in (named, bare))
     assert sum(one.energy_by_op.values()) == pytest.approx(sum(other.energy_by_op.values()), rel=1e-12)
     assert one.devices[0].unattributed_j == pytest.approx(other.devices[0].unattributed_j, rel=1e-12)
 

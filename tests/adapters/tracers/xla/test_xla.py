@@ -36,7 +36,7 @@ def test_jax_profile_names_every_instruction_by_itself() -> None:
     assert ("bert/encoder/layer_0/output/dense/dot_general", "backward") in names
     assert ("j.py:13 f/add_any", "backward") in names
     assert len(names) == 16
-    assert trace.hull_ns == (1795146723587963429, 1795146723595419350)
+    assert trace.extent_ns == (1795146723587963429, 1795146723595419350)
 
 
 def test_jax_trace_and_profile_say_the_same() -> None:

@@ -131,7 +131,7 @@ def test_plans_that_end_where_a_narrow_zone_begins_are_stretched_finely_once():
     assert search.ending(before, wide) == [], "a plan is sought in it"
     ending = search.ending(before, ErrorTable(np.array([0.5, edge, edge * 1.0005, 1.2]), ratios))
     assert all(before.plans[each].load == pytest.approx(edge, rel=1e-9) for each in ending)
-    search.sharpen(ending)
+    search.refine_load(ending)
     after = search.envelope()
     assert len(after.plans) == len(before.plans)
     grown = [plan for plan in after.plans if plan.load not in {each.load for each in before.plans}]

@@ -11,7 +11,7 @@ from joulery.domain.gpu.mig import A30_24GB, A100_40GB, H100_80GB
 from joulery.perf.catalog.clock_models import clock_model
 from joulery.perf.catalog.clover_services import CLOVER_SERVICES
 from joulery.policies.placement.pools.local_search import Changes
-from joulery.policies.placement.pools.master import Box, PoolMaster, whole_box
+from joulery.policies.placement.pools.master import Box, PoolMaster, full_box
 from joulery.policies.placement.pools.pool import Pools, cost_w, gpus_of, idle_shares_w, predicted
 from joulery.policies.placement.pools.problem import (
     Machine,
@@ -93,7 +93,7 @@ def test_a_relaxation_is_below_every_pool_in_its_box(box):
     edges = edges_of(problem.services[0], problem.machines)
     relaxed = PoolMaster(problem, [edges]).solve([box], [1.0])
     assert relaxed is not None
-    anywhere = PoolMaster(problem, [edges]).solve([whole_box(problem, problem.services[0], edges)], [1.0])
+    anywhere = PoolMaster(problem, [edges]).solve([full_box(problem, problem.services[0], edges)], [1.0])
     assert anywhere is not None
     assert anywhere.cost_w <= relaxed.cost_w * (1 + 1e-3)
 

@@ -233,13 +233,13 @@ def test_a_box_bounds_its_patterns_at_any_price(seed, count, per_w, per_percent)
 def test_services_whole_at_first_and_cut_later():
     problem = problem_of(random_services(2, 40), [V100], Rules())
     generator = BoxGenerator(problem, Effort(branchings=50))
-    generator.allow_cuts(False)
+    generator.allow_divided(False)
     whole = generator.generate(generator.master.relax())
     fewest = {item.kind: min(i.replicas for i in problem.items if i.kind == item.kind) for item in problem.items}
     added = [priced.pattern for priced in generator.master.patterns if len(priced.pattern) > 1]
     items = {problem.items[item] for pattern in added for item in pattern}
     assert added and all(item.replicas == fewest[item.kind] for item in items)
-    generator.allow_cuts(True)
+    generator.allow_divided(True)
     assert generator.generate(generator.master.relax()).usd_per_hour <= whole.usd_per_hour * (1 + 1e-9)
     assert generator.dive(QUICK).complete
 
@@ -409,7 +409,7 @@ def test_items_worth_nothing_join_no_pattern():
 def test_exchanges_lower_the_relaxation_where_knapsacks_end():
     problem = problem_of(workloads(rows(50, varied=True)), [V100], Rules())
     generator = BoxGenerator(problem, _MANY_EFFORT)
-    generator.allow_cuts(False)
+    generator.allow_divided(False)
     ended = generator.generate(generator.master.relax())
     known = len(generator.master.patterns)
     exchanged = generator.exchange(ended)

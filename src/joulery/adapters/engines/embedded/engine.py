@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from joulery.adapters.cgroups import CpuGroups
-from joulery.adapters.engines.embedded.replica import Launch, WorkerReplica, gone_within, promoted_standbys
+from joulery.adapters.engines.embedded.replica import Launch, WorkerReplica, promoted_standbys, wait_all_ended
 from joulery.adapters.engines.embedded.service import INFINITY, ServiceQueue
 from joulery.adapters.engines.embedded.slice_assignment import GpuParts, assign_cores, limited, on_gpu
 from joulery.domain.errors import ActuationError, ConfigError
@@ -156,7 +156,7 @@ class LocalEngine(ServiceMixes):
             self._switch(fresh, kept, staying, target)
             ready_s = time.monotonic() - start
             await asyncio.gather(*map(self._end, ended))
-            await asyncio.gather(*(replica.gone() for replica in surplus))
+            await asyncio.gather(*(replica.wait_ended() for replica in surplus))
             return Transition(
                 started=tuple(sorted(missing)),
                 stopped=tuple(sorted(replica.spec for replica in (*surplus, *cleared))),
@@ -176,10 +176,10 @@ class LocalEngine(ServiceMixes):
         self._drop_all("the engine is closing")
         for replica in replicas:
             self._services[replica.spec.service].retire(replica)
-        await gone_within(self.settings.drain_s, replicas)
+        await wait_all_ended(self.settings.drain_s, replicas)
         for replica in replicas:
             replica.leave(now=True)
-        await gone_within(None, replicas)
+        await wait_all_ended(None, replicas)
         self._drop_all("the engine was closed before this request was done")
         if self._timer is not None:
             self._timer.cancel()
@@ -254,7 +254,7 @@ class LocalEngine(ServiceMixes):
         becoming: Mapping[WorkerReplica, ReplicaSpec],
     ) -> list[WorkerReplica]:
         """End and return the replicas on GPU slices that are repartitioned; their requests wait meanwhile."""
-        ids = await self._gpus.to_vacate(target)
+        ids = await self._gpus.slices_to_empty(target)
         leaving = [one for one in (*kept, *surplus) if one.place is not None and one.place.id in ids]
         alone = self._gpus.alone(missing) - ids
         leaving += [one for one in surplus if one.place is not None and one.place.id in alone]
@@ -267,7 +267,7 @@ class LocalEngine(ServiceMixes):
                 missing.append(becoming.get(replica, replica.spec))
             if replica.spec.service in self._services:
                 self._services[replica.spec.service].retire(replica)
-        await gone_within(None, leaving)
+        await wait_all_ended(None, leaving)
         return leaving
 
     async def _restore(self, cleared: Sequence[WorkerReplica]) -> None:
@@ -345,7 +345,7 @@ class LocalEngine(ServiceMixes):
             await asyncio.gather(*self._starting, return_exceptions=True)
             for replica in fresh:
                 replica.leave(now=True)
-            await gone_within(None, fresh)
+            await wait_all_ended(None, fresh)
             if self._closed and isinstance(error, asyncio.CancelledError):
                 raise ActuationError("the engine was closed before the new replicas were ready") from error
             raise

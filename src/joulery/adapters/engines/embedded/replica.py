@@ -366,7 +366,7 @@ class WorkerReplica:
         elif self.server.ticket is None:
             self._worker.close()
 
-    async def gone(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the replica has ended for good."""
         if self._life is not None:
             await asyncio.wait((self._life,))
@@ -481,10 +481,10 @@ class WorkerReplica:
             self._launch.groups.remove(group)
 
 
-async def gone_within(limit_s: float | None, replicas: Sequence[WorkerReplica]) -> None:
+async def wait_all_ended(limit_s: float | None, replicas: Sequence[WorkerReplica]) -> None:
     """Wait until the replicas have ended for good, at most ``limit_s`` seconds; None for no limit."""
     if replicas:
-        await asyncio.wait([asyncio.ensure_future(replica.gone()) for replica in replicas], timeout=limit_s)
+        await asyncio.wait([asyncio.ensure_future(replica.wait_ended()) for replica in replicas], timeout=limit_s)
 
 
 def promoted_standbys(kept: Sequence[WorkerReplica], target: Sequence[ReplicaSpec]) -> list[WorkerReplica]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from joulery.adapters.engines.embedded.batches import divided, joined, kind_of, rows_of, split_rows
-from joulery.adapters.engines.embedded.replica import WorkerReplica, gone_within
+from joulery.adapters.engines.embedded.replica import WorkerReplica, wait_all_ended
 from joulery.adapters.engines.embedded.wire import Frame, Piece, encode
 from joulery.domain.errors import DataError
 from joulery.domain.serving.dispatch import Dispatcher, QueueLimit, Server, Ticket
@@ -249,7 +249,7 @@ class ServiceQueue:
         leaving = list(self.replicas)
         for replica in leaving:
             self.retire(replica)
-        await gone_within(None, leaving)
+        await wait_all_ended(None, leaving)
         self.drop(f"{self.name} is not served any more")
 
     def drop(self, message: str, variants: frozenset[str] | None = None) -> None:

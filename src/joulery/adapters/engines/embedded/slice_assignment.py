@@ -87,7 +87,7 @@ class GpuParts:
         """Ids of the slices whose process must end before one of these replicas starts."""
         return self.places.alone if self.places is not None and _wanted(missing) else frozenset()
 
-    async def to_vacate(self, target: Sequence[ReplicaSpec]) -> frozenset[str]:
+    async def slices_to_empty(self, target: Sequence[ReplicaSpec]) -> frozenset[str]:
         """Ids of the slices that must be empty before :meth:`settle`.
 
         Raises:

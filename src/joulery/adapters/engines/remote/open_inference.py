@@ -303,7 +303,7 @@ class OpenInferenceEngine:
             outputs, variant, remote.name, arrival_s, start_s, end_s, end_s - start_s, math.nan, attempts
         )
 
-    def leave_aside(self, service: str, variant: str, why: str) -> None:
+    def avoid_variant(self, service: str, variant: str, why: str) -> None:
         """Avoid the servers of a variant until they report that they are ready again."""
         for remote in self._remotes:
             if (remote.spec.service, remote.spec.variant) == (service, variant):

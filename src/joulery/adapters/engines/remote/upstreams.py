@@ -403,7 +403,7 @@ class UpstreamEngine(ServiceMixes):
                 if error.outcome not in _TRIED_ELSEWHERE:
                     raise
                 if error.outcome is Outcome.UNAVAILABLE:
-                    self._wire.leave_aside(service.name, variant, str(error))
+                    self._wire.avoid_variant(service.name, variant, str(error))
                 else:
                     busy = error
         if busy is not None:

@@ -128,7 +128,7 @@ def make_envelope(
         table = envelope.error_table()
         ending = search.ending(envelope, table)
         if ending and proceed():
-            search.sharpen(ending)
+            search.refine_load(ending)
             continue  # fewer zones are left
         zones = _zones(table, search.loads, search.prices, effort)
         for zone in zones:
@@ -347,7 +347,7 @@ class _Search:
         found = _ending(envelope, table, self._effort)
         return sorted(at for at in found if _found_by(self._plans[at]) not in self._fine)
 
-    def sharpen(self, ending: Sequence[int]) -> None:
+    def refine_load(self, ending: Sequence[int]) -> None:
         """Determine the greatest load of some plans finely."""
         for at in ending:
             plan = self._plans[at]

@@ -44,7 +44,7 @@ from joulery.policies.placement.provisioning.options import (
     items_of,
     limit_ms,
     may_use,
-    only_spot,
+    spot_only_error,
 )
 from joulery.policies.placement.provisioning.packing import Packing
 from joulery.policies.placement.provisioning.random_limits import KnownLimits
@@ -438,7 +438,7 @@ def _explain(service: JointService, fleet: Sequence[JointFleet], rules: Rules) -
         if any(workload.model in kind.profile.models for kind in types):
             items_of(workload, 0, types, rules)
     if not any(may_use(service.workload, kind) for kind in types):
-        raise only_spot(service.workload)
+        raise spot_only_error(service.workload)
     explain_slices(service, fleet, rules.margin_ratio)
     raise InfeasibleError(
         f"service {service.workload.id} cannot be served within its SLO and the margin it needs",

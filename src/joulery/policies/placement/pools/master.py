@@ -59,7 +59,7 @@ def service_s(service: PoolService, edges: Edges, busy: float) -> FloatArray:
     return np.asarray(edges.host_s * (1.0 + service.costs.contention * max(busy, 0.0)) + edges.gpu_s, np.float64)
 
 
-def whole_box(problem: PoolProblem, service: PoolService, edges: Edges) -> Box:
+def full_box(problem: PoolProblem, service: PoolService, edges: Edges) -> Box:
     """The box that contains every pool."""
     slots = most_gpus(problem) * max(max(map(len, machine.menu.partitions)) for machine in problem.machines)
     busy = min(float(slots), service.rate_rps * float(service_s(service, edges, slots).max()))

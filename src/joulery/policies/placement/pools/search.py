@@ -21,7 +21,7 @@ from functools import partial
 
 from joulery.domain.errors import InfeasibleError
 from joulery.domain.format import latency
-from joulery.policies.placement.pools.master import Box, PoolMaster, most_gpus, service_s, whole_box
+from joulery.policies.placement.pools.master import Box, PoolMaster, full_box, most_gpus, service_s
 from joulery.policies.placement.pools.pool import Pool, Pools, Used, cost_w, idle_shares_w
 from joulery.policies.placement.pools.problem import Edges, PoolProblem, edges_of
 from joulery.policies.serving.search.annealing import TrialMetrics
@@ -316,7 +316,7 @@ def _search(
     master, pools = PoolMaster(problem, edges), Pools(problem, edges, tight)
     for seed in seeds:
         pools.add(seed.state(edges))
-    root = tuple(whole_box(problem, *each) for each in zip(problem.services, edges, strict=True))
+    root = tuple(full_box(problem, *each) for each in zip(problem.services, edges, strict=True))
     heap: list[tuple[float, int, tuple[Box, ...]]] = [(0.0, 0, root)]
     closed, solved = math.inf, 0
     while heap and solved < effort.boxes and heap[0][0] < pools.best * (1 - effort.gap_ratio):

@@ -203,7 +203,7 @@ def items_of(workload: Workload, kind: int, types: Sequence[GpuType], rules: Rul
     if not known:
         types[0].profile[workload.model]
     if not any(may_use(workload, gpu_type) for gpu_type in known):
-        raise only_spot(workload)
+        raise spot_only_error(workload)
     known = [gpu_type for gpu_type in known if may_use(workload, gpu_type)]
     if not any(fits_memory(workload, gpu_type) for gpu_type in known):
         raise too_large(workload, known)
@@ -277,7 +277,7 @@ def may_use(workload: Workload, gpu_type: GpuType) -> bool:
     return workload.spot or not gpu_type.spot
 
 
-def only_spot(workload: Workload) -> InfeasibleError:
+def spot_only_error(workload: Workload) -> InfeasibleError:
     """The error for a service that may not be on spot GPUs where there are no others."""
     return InfeasibleError(
         f"service {workload.id} may not be on spot GPUs, and the fleet has no others for it",

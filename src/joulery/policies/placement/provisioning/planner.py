@@ -45,7 +45,7 @@ from joulery.policies.placement.provisioning.gpu_shares import (
     shortages_of,
     violations_of,
 )
-from joulery.policies.placement.provisioning.options import BatchLimits, FailureDomain, Rules, may_use, only_spot
+from joulery.policies.placement.provisioning.options import BatchLimits, FailureDomain, Rules, may_use, spot_only_error
 from joulery.policies.placement.provisioning.packing import Pattern, Problem, Range, problem_of
 from joulery.policies.placement.provisioning.replan import follow
 
@@ -101,7 +101,7 @@ def provision(
     for index, gpu_type in enumerate(types):
         barred = next((workload for workload in workloads if not may_use(workload, gpu_type)), None)
         if barred is not None:
-            reasons.append(only_spot(barred))
+            reasons.append(spot_only_error(barred))
             continue
         try:
             placed = _one_type(policy, workloads, gpu_type, index, rules.max_batch)
@@ -296,7 +296,7 @@ def _by_patterns(problem: Problem, effort: Effort) -> Solution:
     if not best.complete:
         if proven_infeasible(problem, max(bound, relaxed)):
             raise too_few_gpus(problem, max(bound, relaxed), best.unserved)
-        gpus = uncut_plan(problem, effort)
+        gpus = undivided_plan(problem, effort)
     else:
         gpus = placed(problem, best.gpus)
     searched = relaxed > volume(problem)
@@ -382,7 +382,7 @@ def volume_bound(workloads: Sequence[Workload], types: Sequence[GpuType], rules:
     )
 
 
-def uncut_plan(problem: Problem, effort: Effort, ranges: Sequence[Range] | None = None) -> tuple[Placed, ...]:
+def undivided_plan(problem: Problem, effort: Effort, ranges: Sequence[Range] | None = None) -> tuple[Placed, ...]:
     """A plan with services whole where they can be: dividing them gains little here and multiplies the patterns.
 
     Without ``ranges`` it has as many GPUs of each type as it needs, whatever is available.

@@ -111,7 +111,7 @@ def _profile(piece: Slice) -> MigProfile:
     return MigProfile(str(piece), size_of(piece), size_of(piece), int(memory) * GIB if memory.isdigit() else 0)
 
 
-def misfits(menu: MigMenu, memory_bytes: Mapping[str, int]) -> tuple[Edge, ...]:
+def memory_exclusions(menu: MigMenu, memory_bytes: Mapping[str, int]) -> tuple[Edge, ...]:
     """The variants that do not fit a slice's memory, as edges to leave out.
 
     Args:
@@ -250,7 +250,7 @@ class LayoutSpace:
         devices = int(self.graph.graphs.sum(axis=1).min()) if self.copies == 1 else 1
         return self.graph.index(self.graph.vector([(variant, self.menu.profiles[0].name)] * devices))
 
-    def surroundings(self, centres: Sequence[int]) -> IntArray:
+    def candidate_rows(self, centres: Sequence[int]) -> IntArray:
         """The neighbours of some rows, and rows from all over the space, in order: the candidates in a large space."""
         step = max(1, len(self) // _SAMPLED_ROWS)
         near = [self.graph.neighbours(row) for row in centres]

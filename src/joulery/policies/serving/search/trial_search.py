@@ -428,7 +428,7 @@ class TrialSearch:
             limit_s,
             LearningBudget(new_trials=self.budget.count, desperate_trials=self.budget.while_infeasible),
             goals.minimum_accuracy_ratio,
-            space.surroundings if len(space) > _LARGE_SPACE else None,
+            space.candidate_rows if len(space) > _LARGE_SPACE else None,
         )
         asked = search.ask()
         return None if asked is None else space.layout(asked)

@@ -339,7 +339,7 @@ def goes_on(old: PlannedGpu, new: PlannedGpu) -> bool:
     return not Counter(each.slice for each in new.instances) - Counter(each.slice for each in old.instances)
 
 
-def kept_places(
+def held_places(
     before: PlanInForce, gpus: Sequence[PlannedGpu], same_gpu: Sequence[int | None]
 ) -> dict[int, tuple[int, ...]]:
     """Places where GPUs of the next plan continue: with their processes, or on a partition that has their slices.

@@ -29,7 +29,7 @@ from joulery.runtime.serving.plans.plan_in_force import (
     PlanInForce,
     cores_for,
     devices_for,
-    kept_places,
+    held_places,
     tail_of,
 )
 from joulery.runtime.serving.running_service import RunningService
@@ -139,7 +139,7 @@ class PlanControl:
         """
         async with self._turn:
             change = difference(self.plan.running, running_of(gpus))
-            kept = kept_places(self.plan, gpus, change.same_gpu)
+            kept = held_places(self.plan, gpus, change.same_gpu)
             begun_s = unix_s()
             counts = ", ".join(f"{change.count(what)} {what}" for what in ("start", "stop", "resize", "move"))
             try:

@@ -75,7 +75,7 @@ class BoxGenerator(Generator):
             BoxSearch(Knapsacks(packing, self._items, demand, index)) for index, packing in enumerate(self._packings)
         ]
 
-    def allow_cuts(self, allowed: bool) -> None:
+    def allow_divided(self, allowed: bool) -> None:
         """Allow or forbid that services are divided into more replicas than they need, from now on.
 
         Without such divisions a service has a sixth of the choices, and GPUs have hardly more room left.

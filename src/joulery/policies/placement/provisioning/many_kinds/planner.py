@@ -35,7 +35,7 @@ from joulery.policies.placement.provisioning.planner import (
     placed,
     proven_infeasible,
     too_few_gpus,
-    uncut_plan,
+    undivided_plan,
 )
 
 TOGETHER_KINDS = 250
@@ -162,7 +162,7 @@ def _together(problem: Problem, proof: _Proof) -> tuple[Placed, ...]:
     # Limits on GPUs only raise what a plan costs, so the bound holds with them too.
     kinds, unlimited = len(problem.kinds), list[Range]([(0, None)] * len(problem.types))
     generator = BoxGenerator(problem, _MANY_EFFORT, ranges=unlimited)
-    generator.allow_cuts(False)
+    generator.allow_divided(False)
     relaxation = generator.generate(generator.master.relax())
     if kinds <= _CAREFUL_KINDS:
         generator.exchange(relaxation)
@@ -173,15 +173,15 @@ def _together(problem: Problem, proof: _Proof) -> tuple[Placed, ...]:
         near = best.complete and proof.near(best.usd_per_hour)
         if near or problem.crossed or proven_infeasible(problem, proof.bound):
             break
-        generator.allow_cuts(cut)
+        generator.allow_divided(cut)
         best = cheaper(best, _exchanged(problem, generator, careful=kinds <= _CUT_KINDS))
-    gpus = placed(problem, best.gpus) if best.complete else uncut_plan(problem, _MANY_EFFORT)
+    gpus = placed(problem, best.gpus) if best.complete else undivided_plan(problem, _MANY_EFFORT)
     proof.raise_for(cost_of(problem, gpus))
     if kinds <= _SEARCHED_KINDS and not proof.near(cost_of(problem, gpus)):
-        generator.allow_cuts(True)
+        generator.allow_divided(True)
         proof.search_for(cost_of(problem, gpus), generator)
     if problem.crossed and cost_of(problem, gpus) > proof.bound * (1 + EQUAL):  # knapsacks know of shares alone
-        gpus = min(gpus, uncut_plan(problem, _MANY_EFFORT), key=lambda each: cost_of(problem, each) or math.inf)
+        gpus = min(gpus, undivided_plan(problem, _MANY_EFFORT), key=lambda each: cost_of(problem, each) or math.inf)
     planner = partial(_planned_batch, problem)
     for _ in range(_REPLANS if kinds > _CAREFUL_KINDS and not problem.crossed else 0):
         if proof.near(cost_of(problem, gpus)) or proof.values is None:
@@ -209,7 +209,7 @@ def _planned_batch(whole: Problem, services: Sequence[int]) -> tuple[Placed, ...
     problem = part_of(whole, services)
     unlimited: list[Range] = [(0, None)] * len(whole.types)
     generator = BoxGenerator(problem, _BATCH_EFFORT, ranges=unlimited)
-    generator.allow_cuts(False)
+    generator.allow_divided(False)
     generator.exchange(generator.generate(generator.master.relax(), _BATCH_ROUNDS))
     return placed(problem, generator.dive(QUICK).gpus)
 
@@ -223,4 +223,4 @@ def _over(problem: Problem, gpus: Sequence[Placed]) -> bool:
 def _within_limits(problem: Problem, gpus: tuple[Placed, ...]) -> tuple[Placed, ...]:
     """A plan on the GPUs that are available; ``gpus``, which are too many, where the search finds none."""
     effort = Effort(patience=5, beam=max(60, _BEAM_WORK // len(problem.kinds)), branchings=2000, seconds=10.0)
-    return uncut_plan(problem, effort, problem.ranges) or gpus
+    return undivided_plan(problem, effort, problem.ranges) or gpus
