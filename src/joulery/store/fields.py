@@ -84,5 +84,5 @@ def pairs(value: Any) -> tuple[tuple[str, float], ...]:
 
 def shown(value: Any) -> str:
     """The representation of a value, shortened to 40 characters."""
-    words = repr(value)
-    return words if len(words) <= 40 else words[:37] + "..."
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

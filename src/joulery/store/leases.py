@@ -211,11 +211,11 @@ class LeaseBook:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            words = os.read(descriptor, 4096).decode().split()
+            parts = os.read(descriptor, 4096).decode().split()
             return (
-                len(words) == 3
-                and words[:2] != [str(self._isolation.pid), str(self._isolation.cgroup)]
-                and (words[2] == _boot_id())
+                len(parts) == 3
+                and parts[:2] != [str(self._isolation.pid), str(self._isolation.cgroup)]
+                and (parts[2] == _boot_id())
             )
         finally:
             os.close(descriptor)

@@ -195,8 +195,8 @@ class Ledger(Database):
     def _grams(self, key: str, where: str, values: Sequence[Any]) -> dict[str, float]:
         kinds = self.query(f"SELECT DISTINCT signal, scope FROM carbon{where}", values)
         if len(kinds) > 1:
-            words = " and ".join(sorted(f"{signal} {scope}" for signal, scope in kinds))
-            raise DataError(f"cannot add grams of {words}", file=str(self.path), hint="narrow the owner or the time")
+            names = " and ".join(sorted(f"{signal} {scope}" for signal, scope in kinds))
+            raise DataError(f"cannot add grams of {names}", file=str(self.path), hint="narrow the owner or the time")
         rows = self.query(f"SELECT {key}, SUM(carbon_g) FROM carbon{where} GROUP BY 1", values)
         return {str(name): carbon_g for name, carbon_g in rows}
 

@@ -7,7 +7,7 @@ import pytest
 
 from joulery.app.profiling import service_profile as bench
 from joulery.app.profiling.service_profile import (
-    age_words,
+    age_text,
     measure_profile,
     obtain_profile,
     power_line,
@@ -168,7 +168,7 @@ def test_age_in_words():
     from tests.app.serving.test_service import profile
 
     made = replace(profile(), created_s=1000.0)
-    assert [age_words(made, 1000.0 + s) for s in (5, 61, 7200, 90000)] == [
+    assert [age_text(made, 1000.0 + s) for s in (5, 61, 7200, 90000)] == [
         "just now",
         "1 minute ago",
         "2 hours ago",

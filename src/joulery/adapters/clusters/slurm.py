@@ -40,10 +40,10 @@ from joulery.adapters.clusters.slurm_records import (
     component,
     expand_tasks,
     has_reason,
-    owner_words,
     parse_jobs,
     parse_table,
     reason_updates,
+    without_joulery_text,
 )
 from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest
 from joulery.adapters.clusters.slurm_resubmit import resubmission, resubmit
@@ -243,13 +243,13 @@ class SlurmBackend:
             raise ActuationError(f"job {record.id} cannot start: Slurm has it {record.state}")
         if not sized:
             try:
-                words = resized(record, gpus, self._gpus_per_node)
-                self._checked(words)
+                arguments = resized(record, gpus, self._gpus_per_node)
+                self._checked(arguments)
             except ActuationError as refused:
                 if not self._scope.resubmit:
                     raise
                 return self._in_its_place(record, gpus, str(refused))
-            remark = " ".join(words[3:])
+            remark = " ".join(arguments[3:])
         # A requeued job waits until its old credential has expired (AuthInfo=cred_expire). Never hurry it with
         # StartTime=now: a node that it just left refuses it (credential revoked) and Slurm fails the job for good.
         self._change("release", job=record.address)
@@ -291,15 +291,19 @@ class SlurmBackend:
         if not self._marks_by_comment:
             for record in records:
                 if not held and has_reason(record.comment):  # before the mark goes, by which it would be found again
-                    self._change("mark by comment", job=component(record), text=owner_words(record.comment))
-            words = command("mark", job=first.address, text=HELD_TAG if held else "")
-            done = self._run(words)
+                    self._change("mark by comment", job=component(record), text=without_joulery_text(record.comment))
+            arguments = command("mark", job=first.address, text=HELD_TAG if held else "")
+            done = self._run(arguments)
             if not done.denied:
-                raise_unless_done(done, words)
+                raise_unless_done(done, arguments)
                 return
             self._marks_by_comment = True
         for record in records:
-            text = f"{owner_words(record.comment)} {COMMENT_TAG}".lstrip() if held else owner_words(record.comment)
+            text = (
+                f"{without_joulery_text(record.comment)} {COMMENT_TAG}".lstrip()
+                if held
+                else without_joulery_text(record.comment)
+            )
             if text != record.comment or not held:
                 self._change("mark by comment", job=component(record), text=text)
 
@@ -314,14 +318,14 @@ class SlurmBackend:
     def _change(self, name: str, **values: str) -> None:
         self._checked(command(name, (), **values))
 
-    def _checked(self, words: Sequence[str]) -> None:
+    def _checked(self, arguments: Sequence[str]) -> None:
         """Run a command that changes a job.
 
         Raises:
             ActuationError: Slurm refuses the change.
             CapabilityError: The controller does not answer, or this user lacks the right.
         """
-        raise_unless_done(self._run(words), words)
+        raise_unless_done(self._run(arguments), arguments)
 
     def _of(self, job: int) -> list[SlurmRecord]:
         """The current records of a job; those of a heterogeneous job in the order of its components."""
@@ -380,10 +384,10 @@ class SlurmBackend:
         """The nodes with GPUs, and a note on each that is down."""
         columns = ",".join(f"{name}:{width}" for name, width in FIELDS)
         if self._scope.partitions:
-            words = command("nodes of partitions", columns=columns, partitions=",".join(self._scope.partitions))
+            arguments = command("nodes of partitions", columns=columns, partitions=",".join(self._scope.partitions))
         else:
-            words = command("nodes", columns=columns)
-        done = self._run(words)
+            arguments = command("nodes", columns=columns)
+        done = self._run(arguments)
         if done.code != 0:
             raise_if_unreachable(done)
             raise CapabilityError(f"sinfo failed: {done.message}", resource="sinfo")

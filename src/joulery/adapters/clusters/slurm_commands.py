@@ -65,12 +65,12 @@ class Done:
     @property
     def denied(self) -> bool:
         """Whether this user lacks the right."""
-        return self.code != 0 and any(words in self.err for words in _DENIED)
+        return self.code != 0 and any(text in self.err for text in _DENIED)
 
     @property
     def away(self) -> bool:
         """Whether the controller did not answer."""
-        return self.code != 0 and any(words in self.err for words in _AWAY)
+        return self.code != 0 and any(text in self.err for text in _AWAY)
 
 
 class JobOverError(ActuationError):
@@ -83,10 +83,10 @@ Runner = Callable[[Sequence[str]], Done]
 def command(name: str, flags: Sequence[str] = (), **values: object) -> tuple[str, ...]:
     """The arguments of a command of :data:`READS` or :data:`CHANGES`; ``{flags}`` expands to all flags."""
     template = READS.get(name) or CHANGES[name]
-    words: list[str] = []
+    arguments: list[str] = []
     for word in template.split():
-        words += flags if word == "{flags}" else (word.format(**values),)
-    return tuple(words)
+        arguments += flags if word == "{flags}" else (word.format(**values),)
+    return tuple(arguments)
 
 
 def command_runner(timeout_s: float, conf: Path | None = None) -> Runner:
@@ -106,24 +106,26 @@ def command_runner(timeout_s: float, conf: Path | None = None) -> Runner:
         )
     environment = None if conf is None else {**os.environ, "SLURM_CONF": str(conf)}
 
-    def run(words: Sequence[str]) -> Done:
+    def run(arguments: Sequence[str]) -> Done:
         try:
             done = subprocess.run(
-                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
+                arguments, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
                 encoding="utf-8", errors="replace", env=environment,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise CapabilityError(
-                f"{' '.join(words[:3])} took longer than {timeout_s:g} s", resource=words[0]
+                f"{' '.join(arguments[:3])} took longer than {timeout_s:g} s", resource=arguments[0]
             ) from error
         except OSError as error:
-            raise CapabilityError(f"{words[0]} cannot be started: {error.strerror}", resource=words[0]) from error
+            raise CapabilityError(
+                f"{arguments[0]} cannot be started: {error.strerror}", resource=arguments[0]
+            ) from error
         return Done(done.returncode, done.stdout, done.stderr)
 
     return run
 
 
-def raise_unless_done(done: Done, words: Sequence[str]) -> None:
+def raise_unless_done(done: Done, arguments: Sequence[str]) -> None:
     """Turn a command that did not succeed into an error.
 
     Raises:
@@ -138,7 +140,7 @@ def raise_unless_done(done: Done, words: Sequence[str]) -> None:
         )
     if done.code != 0:
         kind = JobOverError if any(text in done.err for text in _OVER) else ActuationError
-        raise kind(f"{' '.join(words)}: {done.message}")
+        raise kind(f"{' '.join(arguments)}: {done.message}")
 
 
 def raise_if_unreachable(done: Done) -> None:

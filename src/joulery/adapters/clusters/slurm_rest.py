@@ -67,19 +67,19 @@ class SlurmRest:
         self._token, self._version = place.token(), ""
         self._client: httpx.Client | None = None
 
-    def run(self, words: Sequence[str]) -> Done:
+    def run(self, arguments: Sequence[str]) -> Done:
         """Run a command of Slurm: the service answers ``squeue --json`` and ``sinfo``, other commands run as usual.
 
         Raises:
             CapabilityError: The service does not answer, or refuses access.
             DataError: Its answer is not understood.
         """
-        if tuple(words) == command("jobs"):
+        if tuple(arguments) == command("jobs"):
             return Done(0, self._get("jobs"), "")
-        if words[0] == "sinfo":
-            partitions = words[words.index("-p") + 1].split(",") if "-p" in words else []
+        if arguments[0] == "sinfo":
+            partitions = arguments[arguments.index("-p") + 1].split(",") if "-p" in arguments else []
             return Done(0, _as_sinfo(self._get("nodes"), self._get("partitions"), partitions), "")
-        return self._run(words)
+        return self._run(arguments)
 
     def close(self) -> None:
         """Close the connection."""
@@ -214,9 +214,9 @@ def _cpus_state(node: Mapping[str, Any]) -> str:
 def _state(node: Mapping[str, Any]) -> str:
     """The state in sinfo's words: older versions give a state and flags, newer ones a list of both."""
     state = node["state"]
-    words = [state] if isinstance(state, str) else list(state)
-    flags = [str(flag).upper() for flag in (*words[1:], *(node.get("state_flags") or ()))]
-    base = next((word for flag, word in _FLAGS if any(flag in name for name in flags)), words[0].lower())
+    states = [state] if isinstance(state, str) else list(state)
+    flags = [str(flag).upper() for flag in (*states[1:], *(node.get("state_flags") or ()))]
+    base = next((word for flag, word in _FLAGS if any(flag in name for name in flags)), states[0].lower())
     if _UNANSWERED in flags or "NO_RESPOND" in flags:
         return base + "*"
     return base + ("~" if "POWERED_DOWN" in flags or "POWER_DOWN" in flags else "")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulery.adapters.clusters.slurm_commands import Runner, command
-from joulery.adapters.clusters.slurm_records import SlurmRecord, owner_words
+from joulery.adapters.clusters.slurm_records import SlurmRecord, without_joulery_text
 from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.errors import ActuationError
 from joulery.user import account_name
@@ -46,7 +46,7 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
         while gpus % nodes:
             nodes += 1
         shape = [f"--nodes={nodes}", f"--gres=gpu:{kind}{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
-    comment = owner_words(_PLACE.sub("", record.comment))
+    comment = without_joulery_text(_PLACE.sub("", record.comment))
     values = {
         "job-name": record.name, "partition": record.partition, "chdir": record.folder, "output": record.output,
         "account": record.account, "qos": record.qos, "time": str(record.limit_min) if record.limit_min else "",

@@ -88,8 +88,8 @@ class CpufreqClock:
     def observe(self) -> DeviceState[ClockSetting]:
         """The ceiling of the highest policy; full clock where no policy is limited."""
         files, limits = self._guarded(self._look), self._guarded(self._limits)
-        words = [self._text(policy, "scaling_cur_freq") for policy in self._policies]
-        running_mhz = max(map(int, words)) / 1e3 if all(word.isdigit() for word in words) else math.nan
+        texts = [self._text(policy, "scaling_cur_freq") for policy in self._policies]
+        running_mhz = max(map(int, texts)) / 1e3 if all(word.isdigit() for word in texts) else math.nan
         return DeviceState(self._setting(files, limits), {"files": files}, clock_mhz=running_mhz)
 
     def apply(self, wanted: ClockSetting, /) -> DeviceChange[ClockSetting]:

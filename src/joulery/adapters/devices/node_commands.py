@@ -43,7 +43,7 @@ class NodeCommands:
 
     def capability(self) -> DeviceCapability:
         """Settable where both programs are found."""
-        missing = [words[0] for words in (self._sleep, self._wake) if shutil.which(words[0]) is None]
+        missing = [arguments[0] for arguments in (self._sleep, self._wake) if shutil.which(arguments[0]) is None]
         detail = f"no such program: {', '.join(missing)}" if missing else "by commands of the site file"
         return DeviceCapability(self.device, self._node, Knob.SLEEP, not missing, detail)
 
@@ -67,16 +67,16 @@ class NodeCommands:
         return self._change(bool((memento or {}).get("asleep", False)))
 
     def _change(self, asleep: bool) -> DeviceChange[SleepSetting]:
-        before, words, begin_s = SleepSetting(self._asleep), self._sleep if asleep else self._wake, time.monotonic()
-        self._run(words, "did not go to sleep" if asleep else "could not be woken")
+        before, arguments, begin_s = SleepSetting(self._asleep), self._sleep if asleep else self._wake, time.monotonic()
+        self._run(arguments, "did not go to sleep" if asleep else "could not be woken")
         self._asleep = asleep
-        return DeviceChange(before, SleepSetting(asleep), time.monotonic() - begin_s, " ".join(words))
+        return DeviceChange(before, SleepSetting(asleep), time.monotonic() - begin_s, " ".join(arguments))
 
-    def _run(self, words: Sequence[str], fault: str) -> None:
-        failure = f"{self.device} {fault}: {' '.join(words)}"
+    def _run(self, arguments: Sequence[str], fault: str) -> None:
+        failure = f"{self.device} {fault}: {' '.join(arguments)}"
         try:
             done = subprocess.run(
-                words,
+                arguments,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -85,9 +85,9 @@ class NodeCommands:
                 check=False,
             )
         except FileNotFoundError as error:
-            raise CapabilityError(f"{failure}: no such program", resource=words[0]) from error
+            raise CapabilityError(f"{failure}: no such program", resource=arguments[0]) from error
         except OSError as error:
-            raise CapabilityError(f"{failure}: {error.strerror}", resource=words[0]) from error
+            raise CapabilityError(f"{failure}: {error.strerror}", resource=arguments[0]) from error
         except subprocess.TimeoutExpired as error:
             raise ActuationError(f"{failure}: no end within {self._timeout_s:g} s") from error
         if done.returncode:

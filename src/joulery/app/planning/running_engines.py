@@ -71,13 +71,13 @@ async def check_planned_llms(
     served = {name: _with_stated(site, name, each) for name, each in zip(upstreams, served_models, strict=True)}
     checks = check_engines(planned, served)
     for each in checks:
-        for words in each.differences:
-            warn(f"{each.name}: {words}")
+        for message in each.differences:
+            warn(f"{each.name}: {message}")
         unread = f"; it does not say {', '.join(each.unread)}" if each.unread else ""
         if not each.differences:
             fact("plan", f"{each.name}: {'as planned' if each.planned else 'not compared'}{unread}")
-    for words in missing(planned, checks):
-        warn(words)
+    for message in missing(planned, checks):
+        warn(message)
     return checks
 
 

@@ -323,7 +323,7 @@ def _key(setup: ServiceSetup, meters: Sequence[MeterSpec] | None) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def age_words(profile: Profile, now_s: float | None = None) -> str:
+def age_text(profile: Profile, now_s: float | None = None) -> str:
     """The age of a profile as text."""
     age_s = (time.time() if now_s is None else now_s) - profile.created_s
     for unit, seconds in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):

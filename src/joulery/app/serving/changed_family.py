@@ -113,8 +113,8 @@ def clover_revision(
     loads, candidates = {**one.setup.models, **models}, layouts(one.setup.partitions, names)
     setup = replace(one.setup, family=family, models=loads, slo=config.slo.as_slo(), candidates=candidates)
     former_unknown = assumed(chosen.policy.family)
-    profile, words = _with_newcomers(one, family, models, joining)
-    unknown = former_unknown.union(name for name, _ in words)
+    profile, remarks = _with_newcomers(one, family, models, joining)
+    unknown = former_unknown.union(name for name, _ in remarks)
     former = with_former(one.setup.family, family)
     predictor = replace(
         chosen.predictor,
@@ -133,7 +133,7 @@ def clover_revision(
         chosen,
         policy=policy,
         predictor=predictor,
-        remark="; ".join(f"{setup.name}: {remark}, until its live times are known" for _, remark in words),
+        remark="; ".join(f"{setup.name}: {remark}, until its live times are known" for _, remark in remarks),
         loaded=loaded,
         replica_bytes=max(replica_bytes, chosen.replica_bytes),
     )
@@ -148,14 +148,14 @@ def _with_newcomers(
 ) -> tuple[Profile, list[tuple[str, str]]]:
     """Add the missing variants to a service's profile; return it with each of them and a text on how it is planned."""
     assert one.chosen is not None  # asked before
-    profile, words = one.chosen.predictor.profile, []
+    profile, remarks = one.chosen.predictor.profile, []
     profiled = {entry.variant for entry in profile.entries}
     for name in (variant.name for variant in family.variants):
         if name not in profiled:
             like = nearest(one.setup.family, family[name], profiled - assumed(one.chosen.policy.family))
             profile, remark = with_joined(profile, name, models[name], like, joining.get(name))
-            words.append((name, remark))
-    return profile, words
+            remarks.append((name, remark))
+    return profile, remarks
 
 
 def _search_over(
@@ -219,29 +219,29 @@ def live_revision(
     records = answers.of(one.name, unknown, one.window.since(now_s) if unknown else (), now_s)
     if chosen is None or not unknown:
         return None
-    profile, words, still = chosen.predictor.profile, [], set(unknown)
+    profile, remarks, still = chosen.predictor.profile, [], set(unknown)
     seen = live_slices(records, {view.id: view.spec.slice for view in views})
     known = {entry.variant for entry in profile.entries} - still
     for name in sorted(unknown):
         if (ratio := live_ratio(profile, name, seen, known)) > 0:
             profile = rescaled(profile, name, ratio)
-            words.append(f"{one.name}: {name} takes {ratio:.2f} times what was planned, by its live answers")
+            remarks.append(f"{one.name}: {name} takes {ratio:.2f} times what was planned, by its live answers")
             still.discard(name)
     mine = [view for view in views if view.spec.service == one.name and view.state is ReplicaState.READY]
     loaded = set.intersection(*({view.spec.variant, *view.warm} for view in mine)) if mine else set()
     if mine and answers.overdue(one.name, now_s) and not still <= loaded and not _tries(chosen.policy.search, still):
         absent = ", ".join(sorted(still - loaded))
-        words.append(f"{one.name}: replicas do not keep {absent} loaded; its layouts are planned with assumed times")
+        remarks.append(f"{one.name}: replicas do not keep {absent} loaded; its layouts are planned with assumed times")
         held: frozenset[str] | set[str] = frozenset()
     else:
         held = {name for name in still if not _tries(chosen.policy.search, {name})}
-    if not words:
+    if not remarks:
         return None
     setup = replace(one.setup, family=replace(one.setup.family, variants=_present(one)))
     predictor = replace(chosen.predictor, profile=profile)
     over = _search_over(chosen.policy.search, setup, predictor, still, held)
     policy = replace(chosen.policy, search=over, family=family_of((name for name, _ in chosen.policy.family), still))
-    return Revision(one.setup, replace(chosen, policy=policy, predictor=predictor, remark="; ".join(words)))
+    return Revision(one.setup, replace(chosen, policy=policy, predictor=predictor, remark="; ".join(remarks)))
 
 
 def _tries(search: PredictiveSearch | TrialSearch, names: Collection[str]) -> bool:

@@ -129,7 +129,7 @@ class JointFollower:
             low_s, high_s = _LASTS_S
             lasts_s = min(max(self._state.seen_s - self._since_s, low_s), high_s)
             gain = gain_of(request.objective, joint.gpus, made.gpus, rates, lasts_s)
-            self.why = gain_words(gain, request.objective)
+            self.why = gain_text(gain, request.objective)
             if not gain.worthwhile and not self.policy.rises(rates):
                 reason = f"not worth a change: {self.why}"
                 self._made, self._kept = None, Decision(KEEP_PLAN, "plan", None, PlanDrift.name, reason, cause=cause)
@@ -161,7 +161,7 @@ class JointFollower:
         return DriftObservation(now_s, readings, self.session.grid.at(now_s))
 
 
-def gain_words(gain: PlanGain, objective: PlanObjective) -> str:
+def gain_text(gain: PlanGain, objective: PlanObjective) -> str:
     """The gain of a plan as text."""
     unit = objective.unit
     change = f"a change costs {gain.change:.3g} {unit} for an hour, at {gain.lasts_s / 60:.0f} min to come"

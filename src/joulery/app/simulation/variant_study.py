@@ -87,10 +87,10 @@ def studies_of(scenario: VariantsScenario, overrides: Overrides) -> list[StudySe
         period_s=scenario.period_s,
         replan_of_previous=scenario.replan_of == "previous",
     )
-    words = overrides.inputs.get("loss")
+    loss_text = overrides.inputs.get("loss")
     losses = scenario.loss_ratios
-    if words is not None:
-        losses = tuple(_loss(word.strip()) for word in words.split(","))
+    if loss_text is not None:
+        losses = tuple(_loss(word.strip()) for word in loss_text.split(","))
     if losses:
         return [replace(common, lambda_ratio=1.0, max_loss_ratio=loss) for loss in losses]
     return [replace(common, lambda_ratio=weight) for weight in scenario.lambda_ratios]

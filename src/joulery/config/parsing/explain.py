@@ -103,8 +103,8 @@ class _Finder:
             return message, "", ""
         template, expected = _PLAIN[kind]
         known = expected.format_map(context).replace("'", "") if "{" in expected else expected
-        words = known.replace(" or ", ", ").split(", ") if "{" in expected else []
-        match = nearest(text, words)
+        options = known.replace(" or ", ", ").split(", ") if "{" in expected else []
+        match = nearest(text, options)
         return template.format_map(context), known, f"did you mean {match}?" if match else ""
 
     def _unknown_key(self, path: Path) -> tuple[tuple[int, int], ConfigError]:

@@ -146,11 +146,11 @@ class Footprint:
 
     def __str__(self) -> str:
         """One line for people: energy with its quality and uncertainty, grams, time."""
-        return ", ".join(words for _, words in self._figures())
+        return ", ".join(text for _, text in self._figures())
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        rows = "".join(f"<tr><th>{name}</th><td>{words}</td></tr>" for name, words in self._figures())
+        rows = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in self._figures())
         return f"<table>{rows}</table>"
 
     def _figures(self) -> tuple[tuple[str, str], ...]:

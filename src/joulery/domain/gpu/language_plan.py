@@ -160,12 +160,12 @@ def vllm_command(model: str, precision: str, gpus: int, max_num_seqs: int) -> st
     For ``fp8`` the engine quantises the weights, unless the model's name states that they are ``fp8`` already. Other
     precisions, except those that ``--dtype`` names, are those of the model's files and are not in the line.
     """
-    words = ["vllm", "serve", model, "--tensor-parallel-size", str(gpus), "--max-num-seqs", str(max_num_seqs)]
+    arguments = ["vllm", "serve", model, "--tensor-parallel-size", str(gpus), "--max-num-seqs", str(max_num_seqs)]
     if precision in _DTYPES:
-        words += ["--dtype", precision]
+        arguments += ["--dtype", precision]
     elif precision == "fp8" and "fp8" not in model.lower():
-        words += ["--quantization", "fp8"]
-    return shlex.join(words)
+        arguments += ["--quantization", "fp8"]
+    return shlex.join(arguments)
 
 
 class LanguageAlternative(NamedTuple):

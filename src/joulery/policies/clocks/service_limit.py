@@ -264,7 +264,7 @@ class ServiceLimitTuner:
             fresh = replace(fresh, seen_s=view.now_s, arrangement=view.arrangement, calm_s=state.calm_s)
             return self._done(fresh, view, "another arrangement runs: it is measured at full power")
         state = self._credited(replace(state, seen_s=view.now_s), view)
-        if threat := next((words for one in view.services if (words := one.threat())), ""):
+        if threat := next((text for one in view.services if (text := one.threat())), ""):
             return self._protected(state, view, threat)
         if state.ratio < 1 and state.credit_s < self._reserve_s(view):
             return self._spent(state, view)

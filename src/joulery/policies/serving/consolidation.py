@@ -281,18 +281,18 @@ class Consolidation:
             decided_s=seen.now_s,
             roomy_s=math.inf,
         )
-        words = f"{short(awake)} stays awake, {empty} of {len(whole.instances)} slices empty" if empty else ""
+        text = f"{short(awake)} stays awake, {empty} of {len(whole.instances)} slices empty" if empty else ""
         kind = KEEP_LAYOUT if awake == seen.running else SET_LAYOUT
         if made is not None:
-            reason = "; ".join(filter(None, (made.reason, words)))
+            reason = "; ".join(filter(None, (made.reason, text)))
             changed = replace(made, kind=kind, value=awake.names(), reason=reason)
             return Step(state, tuple(changed if one is made else one for one in step.decisions), step.wake_s)
         if kind == KEEP_LAYOUT:
             return Step(state, step.decisions, step.wake_s)
         rate = f"{seen.demand_rps:.0f} requests/s"
-        reason = f"{rate} leave room: {words}" if empty else f"{rate} need more room: {short(whole)} wakes"
+        reason = f"{rate} leave room: {text}" if empty else f"{rate} need more room: {short(whole)} wakes"
         if empty and seen.running is not None and len(awake.instances) > len(seen.running.instances):
-            reason = f"{rate} need more room: {words}"
+            reason = f"{rate} need more room: {text}"
         return Step(state, (*step.decisions, self._decision(service, awake, reason)), step.wake_s)
 
     def _with_all_awake(self, step: Step[ServiceState], seen: Observation, service: str) -> Step[ServiceState]:

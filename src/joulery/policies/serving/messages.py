@@ -137,12 +137,12 @@ def none_feasible(goals: ServiceObjectives, measured: int, layout: Layout, *, de
     return f"none of {measured} measured keeps {asked}; {short(layout)} comes nearest"
 
 
-def steered(mix: VariantMix, words: str) -> str:
+def steered(mix: VariantMix, cause: str) -> str:
     """The loaded variants that answer from now on, as text.
 
     Args:
         mix: The mix.
-        words: The reason; empty where only a long queue is steered.
+        cause: The reason; empty where only a long queue is steered.
     """
     if not mix.steps:
         return "each replica answers with its own variant, whatever waits"
@@ -152,7 +152,7 @@ def steered(mix: VariantMix, words: str) -> str:
         shares.append(f"each replica's own variant {rest:.0%}")
     leaner = mix.steps[-1].weights
     queue = "" if leaner == mix.steady else f"; {_names(leaner)} in front of a long queue"
-    reason = f"{words}: " if words else ""
+    reason = f"{cause}: " if cause else ""
     if not mix.steady:
         return f"{reason}each replica answers with its own variant{queue}"
     return f"{reason}answers by {', '.join(shares)}{queue}"

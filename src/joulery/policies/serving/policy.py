@@ -193,11 +193,11 @@ class ServicePolicy:
             return self._again(state, seen, self.search)
         return Step(state) if cause is None else self._search(state, seen, *cause)
 
-    def _search(self, state: ServiceState, seen: Observation, cause: str, words: str) -> Step[ServiceState]:
+    def _search(self, state: ServiceState, seen: Observation, cause: str, cause_text: str) -> Step[ServiceState]:
         """Begin a search."""
         if state.changes and cause != FAMILY:
-            cause, words = FAMILY, f"{state.changes}; {words}"
-        begun, search = self._begin(state, seen, cause, words), trusted(self.search, state, seen.now_s)
+            cause, cause_text = FAMILY, f"{state.changes}; {cause_text}"
+        begun, search = self._begin(state, seen, cause, cause_text), trusted(self.search, state, seen.now_s)
         return (
             self._predict(begun, seen, search)
             if isinstance(search, PredictiveSearch)
@@ -236,7 +236,7 @@ class ServicePolicy:
             weights = scaler.lean(seen.running, seen.loaded)
             kept, capacity_rps = seen.running, scaler.capacity_rps(seen.running, weights)
             kept = state.layout or kept if seen.changing and state.trying is None else kept
-            state = replace(state, weights=weights, words=f"SLO threatened: {phrase}")
+            state = replace(state, weights=weights, cause_text=f"SLO threatened: {phrase}")
             if capacity_rps >= seen.demand_rps or _WORTH * capacity_rps >= scaler.known_capacity_rps(layout):
                 return Step(replace(state, layout=kept, trying=None, protecting=True, predicted_s=math.nan))
         begun = state.protecting and state.layout == layout
@@ -265,7 +265,7 @@ class ServicePolicy:
             scaler = self._scaler(predictor, state)
             weights = scaler.steady(seen.running, seen.loaded, rate_rps)
             weights = scaler.lean(seen.running, seen.loaded) if weights is None else weights
-            state = replace(state, weights=weights, words="the SLO has room again")
+            state = replace(state, weights=weights, cause_text="the SLO has room again")
             if state.weights and calm_s < _PERSISTS * self.trigger.settle_s:
                 return Step(state)
         cause = "demand" if self.trigger.demand_moved(rate_rps, state.planned_rps) else "room"
@@ -291,7 +291,7 @@ class ServicePolicy:
         wanted = OWN if state.trying == seen.running else state.mix[0]
         if wanted == seen.mix:
             return Step(state, step.decisions, step.wake_s)
-        reason = messages.steered(wanted, state.words if state.protecting or state.weights else "")
+        reason = messages.steered(wanted, state.cause_text if state.protecting or state.weights else "")
         moved = "threat" if state.threat_s == seen.now_s else "room"  # the same weights have other capacities alone
         cause = moved if wanted.steady != seen.mix.steady else "layout"
         decision = Decision(SET_WEIGHTS, self.service, wanted.as_list(), self.name, reason, cause)
@@ -364,7 +364,7 @@ class ServicePolicy:
             return self.search.cause(self.objectives, state, seen)
         return None
 
-    def _begin(self, state: ServiceState, seen: Observation, cause: str, words: str) -> ServiceState:
+    def _begin(self, state: ServiceState, seen: Observation, cause: str, cause_text: str) -> ServiceState:
         """The state of a new search; a trial search keeps the measurements of the layout that ran."""
         retry_s = 0.0
         if isinstance(self.search, TrialSearch):
@@ -375,7 +375,7 @@ class ServicePolicy:
             if sample is not None and mine and sample.suffices(self.search.budget.min_requests):
                 state = state.learned(self._measured(state, sample, seen, self.search))
         planned_rps = present_rps(seen, self._demand(state)) if self._cautious(state, seen) else self._demand(state)
-        return state.begun(seen.now_s, cause, words, seen.g_per_kwh, planned_rps, self.objectives, retry_s)
+        return state.begun(seen.now_s, cause, cause_text, seen.g_per_kwh, planned_rps, self.objectives, retry_s)
 
     def _cautious(self, state: ServiceState, seen: Observation) -> bool:
         """Whether the SLO was threatened lately."""
@@ -397,7 +397,7 @@ class ServicePolicy:
         waits = state.cause == "latency" and seen.now_s - state.decided_s < self.trigger.settle_s
         if waits and choice.layout == (state.whole or state.layout):
             return Step(state)  # nothing better is known; that was said already
-        reason = f"{state.words}: {messages.predicted(choice, search.objective, goals.slo, seen.g_per_kwh)}"
+        reason = f"{state.cause_text}: {messages.predicted(choice, search.objective, goals.slo, seen.g_per_kwh)}"
         state = replace(
             state,
             layout=choice.layout,
@@ -458,12 +458,12 @@ class ServicePolicy:
         if layout is None:
             return self._settle(after, seen, search, remark)
         if seen.waits_for:
-            deferred = replace(state, deferred=state.words.removesuffix(_WAITED))
+            deferred = replace(state, deferred=state.cause_text.removesuffix(_WAITED))
             return self._settle(deferred, seen, search, f"its trials wait for those of {seen.waits_for}")
         what = f"{short(layout)}, the baseline" if search.baseline_of(state) is None else short(layout)
         after = replace(after, asked=(*state.asked, layout), spent=state.spent + 1)
         state = replace(after, layout=layout, trying=layout, decided_s=seen.now_s)
-        reason = f"{state.words}: trial {state.spent} of at most {budget.count}: {what}"
+        reason = f"{state.cause_text}: trial {state.spent} of at most {budget.count}: {what}"
         return Step(state, (self._decision(TRY_LAYOUT, layout, reason, remark, state.cause),))
 
     def _too_slow(self, layout: Layout, state: ServiceState, seen: Observation) -> bool:
@@ -479,11 +479,11 @@ class ServicePolicy:
         best = search.choose(goals, state, g_per_kwh)
         if best is None or baseline is None:
             layout = search.least_bad(goals, state)
-            words = messages.none_feasible(goals, len(state.known), layout, deferred=bool(state.deferred))
+            outcome = messages.none_feasible(goals, len(state.known), layout, deferred=bool(state.deferred))
         else:
             layout, objective = best.layout, search.objective(goals.lambda_ratio, baseline)
-            words = messages.best(best, objective, goals.slo, g_per_kwh, len(state.known))
-        reason = f"{state.words}: {words}, after {state.spent} trial{'' if state.spent == 1 else 's'}"
+            outcome = messages.best(best, objective, goals.slo, g_per_kwh, len(state.known))
+        reason = f"{state.cause_text}: {outcome}, after {state.spent} trial{'' if state.spent == 1 else 's'}"
         state = replace(state, layout=layout, trying=None, decided_s=seen.now_s, feasible=best is not None)
         return Step(state, (self._decision(decision_kind(state, seen), layout, reason, remark, state.cause),))
 
@@ -492,7 +492,7 @@ class ServicePolicy:
         layout = state.layout or search.baseline
         known, more = layout in state.failures, (*state.failures, layout)
         state = state.without(layout, failed=True) if known else replace(state, failures=more)
-        state = replace(state, cause=UNFINISHED, words="the layout decided on does not run")
+        state = replace(state, cause=UNFINISHED, cause_text="the layout decided on does not run")
         return self._settle(state, seen, search, "")
 
     def _decision(self, kind: str, layout: Layout, reason: str, remark: str, cause: str) -> Decision:

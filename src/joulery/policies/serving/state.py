@@ -81,7 +81,7 @@ class ServiceState:
         family: The variants that the last step chose from; empty where they never change.
         changes: Changes of the family since the last search, as text; empty for none.
         searches: Searches begun.
-        begun_s, cause, words: Time of the last search's start, its cause, and the reason as text.
+        begun_s, cause, cause_text: Time of the last search's start, its cause, and the reason as text.
         g_per_kwh: Intensity at which that search weighs carbon; NaN when it was unknown.
         planned_rps: Demand that the search plans for.
         objectives: Objectives of the search; None before the first search.
@@ -126,7 +126,7 @@ class ServiceState:
     searches: int = 0
     begun_s: float = -math.inf
     cause: str = ""
-    words: str = ""
+    cause_text: str = ""
     g_per_kwh: float = math.nan
     planned_rps: float = math.nan
     objectives: ServiceObjectives | None = None
@@ -165,7 +165,7 @@ class ServiceState:
         self,
         now_s: float,
         cause: str,
-        words: str,
+        cause_text: str,
         g_per_kwh: float,
         demand_rps: float,
         objectives: ServiceObjectives,
@@ -194,7 +194,7 @@ class ServiceState:
             searches=self.searches + 1,
             begun_s=now_s,
             cause=cause,
-            words=words,
+            cause_text=cause_text,
             changes="",
             deferred="",
             g_per_kwh=g_per_kwh,

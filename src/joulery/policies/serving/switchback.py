@@ -340,10 +340,10 @@ class AuditedPolicy:
         state = replace(state, asked_s=seen.now_s, spent=0.0, serving_s=math.nan, done=True, reason="")
         if seen.running == self.audit.baseline:
             return Step(replace(state, serving_s=seen.now_s))
-        words = (
+        reason = (
             f"audit: {short(self.audit.baseline)}, the baseline, answers about {state.planned_requests:.0f} requests"
         )
-        return Step(state, (self._decision(self.audit.baseline, words),))
+        return Step(state, (self._decision(self.audit.baseline, reason),))
 
     def _during(self, state: AuditedState, seen: Observation) -> Step[AuditedState]:
         """Continue the period that runs, or end it."""
@@ -360,8 +360,8 @@ class AuditedPolicy:
             inner = self.policy.step(service, seen)
             return Step(replace(state, service=inner.state), inner.decisions)
         if delay_s > _CALM_RATIO * limit_s:
-            words = f"audit ended early: the queue takes {latency(delay_s)} of the SLO of {latency(limit_s)}"
-            return self._end(state, seen, words, cut=True)
+            reason = f"audit ended early: the queue takes {latency(delay_s)} of the SLO of {latency(limit_s)}"
+            return self._end(state, seen, reason, cut=True)
         if service.layout == baseline:
             inner = self.policy.step(service, seen)
             state = replace(state, service=inner.state)
@@ -381,14 +381,14 @@ class AuditedPolicy:
         inner = self.policy.steer(Step(state.service), seen)
         return Step(replace(state, service=inner.state), inner.decisions)
 
-    def _end(self, state: AuditedState, seen: Observation, words: str, *, cut: bool) -> Step[AuditedState]:
+    def _end(self, state: AuditedState, seen: Observation, reason: str, *, cut: bool) -> Step[AuditedState]:
         """End the period and return to the policy's layout."""
         state = self._closed(state, seen, cut=cut)
         layout = state.service.layout
         if layout is None or layout == seen.running:
             return Step(state)
         state = replace(state, service=replace(state.service, changed_s=seen.now_s))
-        return Step(state, (self._decision(layout, words),))
+        return Step(state, (self._decision(layout, reason),))
 
     def _closed(self, state: AuditedState, seen: Observation, *, cut: bool) -> AuditedState:
         """The state without a running period; the measured part of the period is kept."""

@@ -86,15 +86,15 @@ def _infeasible(
         row = min(rows, key=lambda one: metrics[one].latency_s)
     shown = metrics[row]
     lost, saved = 1.0 - shown.accuracy_ratio / table.base_accuracy_ratio, 1.0 - shown.energy_j / table.base_energy_j
-    words = bench.space.describe(bench.space.graphs[row])
+    configuration = bench.space.describe(bench.space.graphs[row])
     allowed = 1.0 - least_accuracy_ratio / table.base_accuracy_ratio
     return InfeasibleError(
         f"no configuration keeps {latency(table.base_latency_s)} and loses at most {100 * allowed:.3g} % of its "
-        f"accuracy; the least bad, {words}, loses {100 * lost:.2g} % and saves {100 * saved:.1f} % "
+        f"accuracy; the least bad, {configuration}, loses {100 * lost:.2g} % and saves {100 * saved:.1f} % "
         f"(p95 {latency(shown.latency_s)})",
         binding="minimum accuracy" if timely else "latency",
         nearest={
-            "configuration": words,
+            "configuration": configuration,
             "accuracy_ratio": shown.accuracy_ratio,
             "loss_ratio": lost,
             "saving_ratio": saved,

@@ -130,14 +130,14 @@ def _say_json(sample: Mapping[str, Any]) -> None:
 
 def _say(sample: Mapping[str, Any]) -> None:
     if "text" in sample:
-        click.echo(_limit_words(sample))
+        click.echo(_limit_text(sample))
         return
     jobs = ", ".join(f"job {job} {total['energy_j'] / 1e3:.1f} kJ" for job, total in sample["jobs"].items())
     away = "" if sample["written"] else " (not written: the folder is away; the next sample makes up for it)"
     click.echo(f"{jobs or 'no jobs'}; the node {sample['machine_j'] / 1e3:.1f} kJ{away}")
 
 
-def _limit_words(entry: Mapping[str, Any]) -> str:
+def _limit_text(entry: Mapping[str, Any]) -> str:
     """A change of a power limit, or a note, as text."""
     if entry["kind"] == "note" or "limits_w" not in entry:
         job = f"job {entry['job']} " if entry["kind"] == "limit" else ""

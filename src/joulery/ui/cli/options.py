@@ -85,14 +85,14 @@ class KeyList(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as given, checked."""
-        words = [word.strip() for word in str(value).removesuffix(",").split(",")]
-        for word in words:
+        entries = [word.strip() for word in str(value).removesuffix(",").split(",")]
+        for word in entries:
             if word not in self._names:
                 known = ", ".join(self._names)
                 self.fail(f"{word!r} is not one of {known}.{_meant(word, self._names)}", param, ctx)
-        if len(set(words)) < len(words) and not self._repeats:
+        if len(set(entries)) < len(entries) and not self._repeats:
             self.fail(f"{value!r} names a key twice.", param, ctx)
-        return ",".join(words)
+        return ",".join(entries)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Completions of the last word of the list."""

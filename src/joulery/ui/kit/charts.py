@@ -209,8 +209,8 @@ def points(dots: Sequence[Dot], curves: Sequence[Line], axes: Axes) -> Html:
     return _picture(axes, parts, f"{axes.y} against {axes.x}")
 
 
-def stacked(rows: Sequence[StackedRow], words: str, *, name_width: int = 110, note_width: int = 0) -> Html:
-    """Stacked bars below one another, with ``words`` for screen readers; widths in pixels of 1000."""
+def stacked(rows: Sequence[StackedRow], label: str, *, name_width: int = 110, note_width: int = 0) -> Html:
+    """Stacked bars below one another, with ``label`` for screen readers; widths in pixels of 1000."""
     length = 1000 - name_width - note_width
     parts: list[Html] = []
     for number, row in enumerate(rows):
@@ -228,7 +228,7 @@ def stacked(rows: Sequence[StackedRow], words: str, *, name_width: int = 110, no
             x += width
         parts.append(_text(name_width + length + 12, y + 22, row.note))
     height = 4 + _ROW * len(rows)
-    return tag("svg", parts, viewBox=f"0 0 1000 {height}", width="100%", role="img", aria_label=words)
+    return tag("svg", parts, viewBox=f"0 0 1000 {height}", width="100%", role="img", aria_label=label)
 
 
 def box(x: float, y: float, width: float, height: float, tip: str, *content: Child, **attributes: str | float) -> Html:
@@ -390,9 +390,9 @@ def _path(marks: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in marks)
 
 
-def _text(x: float, y: float, words: str, anchor: str | None = None, size: int = 13) -> Html:
+def _text(x: float, y: float, label: str, anchor: str | None = None, size: int = 13) -> Html:
     return tag(
-        "text", words, x=_at(x), y=_at(y), text_anchor=anchor, style=None if size == 13 else f"font-size:{size}px"
+        "text", label, x=_at(x), y=_at(y), text_anchor=anchor, style=None if size == 13 else f"font-size:{size}px"
     )
 
 
@@ -400,5 +400,5 @@ def _at(value: float) -> str:
     return f"{value:.1f}"
 
 
-def _picture(axes: Axes, parts: Sequence[Html], words: str) -> Html:
-    return tag("svg", parts, viewBox=f"0 0 {axes.width} {axes.height}", width="100%", role="img", aria_label=words)
+def _picture(axes: Axes, parts: Sequence[Html], label: str) -> Html:
+    return tag("svg", parts, viewBox=f"0 0 {axes.width} {axes.height}", width="100%", role="img", aria_label=label)

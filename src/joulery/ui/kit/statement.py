@@ -97,16 +97,16 @@ def as_csv(statement: Statement) -> str:
 def as_markdown(statement: Statement) -> str:
     """The statement as Markdown: heading, table and notes; readable as plain text in a mail."""
     widths = [max(map(len, column)) for column in zip(*_lines(statement), strict=True)]
-    words = {*range(len(statement.by)), len(statement.names) - 1}
+    text_columns = {*range(len(statement.by)), len(statement.names) - 1}
 
     def line(cells: Sequence[str]) -> str:
         padded = (
-            cell.ljust(width) if at in words else cell.rjust(width)
+            cell.ljust(width) if at in text_columns else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         return f"| {' | '.join(padded)} |"
 
-    rule = ("-" * width if at in words else "-" * (width - 1) + ":" for at, width in enumerate(widths))
+    rule = ("-" * width if at in text_columns else "-" * (width - 1) + ":" for at, width in enumerate(widths))
     first, *rest = _lines(statement)
     notes = [f"- {_cell(note)}" for note in statement.notes]
     table = [line(first), f"| {' | '.join(rule)} |", *map(line, rest)]
@@ -117,7 +117,7 @@ def as_html(statement: Statement) -> str:
     """The statement as one self-contained HTML page."""
     style = static_text("joulery.css")
     policy = f"default-src 'none'; style-src {content_hash(style)}; base-uri 'none'; form-action 'none'"
-    total, words = statement.total, {*range(len(statement.by)), len(statement.names) - 1}
+    total, text_columns = statement.total, {*range(len(statement.by)), len(statement.names) - 1}
     carbon = "unknown" if math.isnan(total.carbon_kg) else f"{_number(total.carbon_kg)} kg"
     facts = [
         ("energy", f"{_number(total.energy_kwh)} kWh", total.quality),
@@ -133,7 +133,7 @@ def as_html(statement: Statement) -> str:
             "main",
             tiles(facts),
             tag("h2", f"By {' and '.join(statement.by)}"),
-            tag("div", html_table(statement.names, rows, text=words), class_="card"),
+            tag("div", html_table(statement.names, rows, text=text_columns), class_="card"),
             tag("ul", (tag("li", note) for note in statement.notes), class_="notes") if statement.notes else None,
         ),
     )

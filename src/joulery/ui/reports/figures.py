@@ -24,14 +24,14 @@ def figures(site: SiteLabel) -> Html:
     if site.carbon:
         # The script hides the name of a line that has no value (yet).
         lines = [("ours", "as run"), ("baseline", "baseline")]
-        words = "Grams since the start; a shade is the uncertainty."
-        shown.append(_live("carbon", "Cumulative CO2e", "g", words, lines, wide=True))
+        caption = "Grams since the start; a shade is the uncertainty."
+        shown.append(_live("carbon", "Cumulative CO2e", "g", caption, lines, wide=True))
     return tag("div", *shown, class_="grid")
 
 
 def _intensity(carbon: CarbonLabel) -> Html:
-    words = f"{carbon.zone}, {carbon.signal} {carbon.scope}, {basis_text(carbon)}: {carbon.source}."
-    return _live("intensity", "Carbon intensity of the grid", "g/kWh", words, [("grid-line", "intensity")])
+    caption = f"{carbon.zone}, {carbon.signal} {carbon.scope}, {basis_text(carbon)}: {carbon.source}."
+    return _live("intensity", "Carbon intensity of the grid", "g/kWh", caption, [("grid-line", "intensity")])
 
 
 def _mix(index: int, service: ServiceLabel) -> Html:
@@ -41,15 +41,15 @@ def _mix(index: int, service: ServiceLabel) -> Html:
 
 
 def _tokens(index: int, service: ServiceLabel) -> Html:
-    words = "Generated tokens a second, of the answers that ended in each period."
-    return _live(f"tokens-{index}", f"{service.name}: tokens", "/s", words, [("v0", "tokens")])
+    caption = "Generated tokens a second, of the answers that ended in each period."
+    return _live(f"tokens-{index}", f"{service.name}: tokens", "/s", caption, [("v0", "tokens")])
 
 
 def _latency(index: int, service: ServiceLabel) -> Html:
     quantile = f"p{service.quantile_ratio * 100:g}"
-    words = f"{quantile} of each period against the SLO of {duration(service.slo_s)}."
+    caption = f"{quantile} of each period against the SLO of {duration(service.slo_s)}."
     lines = [("latency", quantile), ("slo", "SLO")]
-    return _live(f"latency-{index}", f"{service.name}: latency", "ms", words, lines)
+    return _live(f"latency-{index}", f"{service.name}: latency", "ms", caption, lines)
 
 
 def _live(
@@ -70,10 +70,10 @@ def waterfall(footprint: Footprint) -> Html:
     total_j = footprint.energy_j
     if not total_j > 0:
         return tag("p", "No energy was metered.", class_="soft")
-    words = [f"{label} {si(joules, 'J')} ({percent(joules / total_j)})" for _, label, joules in pieces]
-    items = ((key, text) for (key, _, _), text in zip(pieces, words, strict=True))
+    captions = [f"{label} {si(joules, 'J')} ({percent(joules / total_j)})" for _, label, joules in pieces]
+    items = ((key, text) for (key, _, _), text in zip(pieces, captions, strict=True))
     return tag(
         "div",
-        bar([(f"fill-{key}", joules / total_j) for key, _, joules in pieces], "; ".join(words)),
+        bar([(f"fill-{key}", joules / total_j) for key, _, joules in pieces], "; ".join(captions)),
         class_legend(items),
     )

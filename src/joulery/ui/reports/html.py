@@ -108,7 +108,7 @@ def _facts(rollup: Rollup, view: RunView | None) -> Html:
             ("Accuracy", accuracy_text(view.report)),
             ("Requests", requests_text(view.report)),
         )
-        facts += [(name, *words) for name, words in named if words is not None]
+        facts += [(name, *values) for name, values in named if values is not None]
     return tiles(facts, tone=_tone)
 
 

@@ -19,10 +19,10 @@ BEYOND = "beyond"
 
 def energy_note(footprint: Footprint) -> str:
     """Quality and coverage of the energy: ``modelled ± 30 %, 99.8 % of the time covered``."""
-    words = str(footprint.quality)
+    text = str(footprint.quality)
     if footprint.band_j > 0 and footprint.energy_j > 0:
-        words += f" ± {percent(footprint.band_j / footprint.energy_j, 0)}"
-    return f"{words}, {percent(footprint.coverage_ratio)} of the time covered"
+        text += f" ± {percent(footprint.band_j / footprint.energy_j, 0)}"
+    return f"{text}, {percent(footprint.coverage_ratio)} of the time covered"
 
 
 def energy_text(footprint: Footprint) -> str:
@@ -41,16 +41,16 @@ def carbon_note(footprint: Footprint, label: CarbonLabel | None, reason: str | N
     if footprint.signal is None:
         return reason or "no carbon source was given"
     where = f"{label.zone} " if label else ""
-    words = f"CO2e, {where}{footprint.signal} {footprint.scope} intensity"
+    text = f"CO2e, {where}{footprint.signal} {footprint.scope} intensity"
     if footprint.carbon_quality is not Quality.MEASURED and (label is None or label.basis is CarbonBasis.LIVE):
-        words += f" ({footprint.carbon_quality})"
+        text += f" ({footprint.carbon_quality})"
     if label:
-        words += f", {basis_text(label)}: {label.source}"
+        text += f", {basis_text(label)}: {label.source}"
     if footprint.carbon_coverage_ratio < 0.9995:
-        words += f"; intensity known for {percent(footprint.carbon_coverage_ratio)} of the energy"
+        text += f"; intensity known for {percent(footprint.carbon_coverage_ratio)} of the energy"
     if footprint.pue >= 1.005:
-        words += f"; PUE {footprint.pue:.2f} included"
-    return words
+        text += f"; PUE {footprint.pue:.2f} included"
+    return text
 
 
 def interruption(view: RunView) -> str:
@@ -114,13 +114,13 @@ def saving_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     )
     band = _band(report, "saving_low_ratio", "saving_high_ratio")
     upstreams = upstreams_text(report)
-    tail = f"against {against}{basis_words(report)}" + (f"; {upstreams} included" if upstreams else "")
+    tail = f"against {against}{baseline_basis_text(report)}" + (f"; {upstreams} included" if upstreams else "")
     machine = _number(report.get("saving_machine_ratio"))
     if machine is None:
         return percent(above_idle), f"of the {unit} above idle{band}, {tail}"
     whole = _band(report, "saving_machine_low_ratio", "saving_machine_high_ratio")
-    words = f"of the {unit} of the whole machine, idle included{whole}; {percent(above_idle)}{band} above idle; {tail}"
-    return percent(machine), words
+    text = f"of the {unit} of the whole machine, idle included{whole}; {percent(above_idle)}{band} above idle; {tail}"
+    return percent(machine), text
 
 
 def upstreams_text(report: Mapping[str, Any]) -> str:
@@ -134,8 +134,8 @@ def upstreams_text(report: Mapping[str, Any]) -> str:
 
 def _band(report: Mapping[str, Any], low: str, high: str) -> str:
     """`` (5.1 % to 7.3 %)``; empty where no interval is known."""
-    words = _ends(report, low, high)
-    return f" ({words})" if words else ""
+    text = _ends(report, low, high)
+    return f" ({text})" if text else ""
 
 
 def _ends(report: Mapping[str, Any], low: str, high: str) -> str:
@@ -145,7 +145,7 @@ def _ends(report: Mapping[str, Any], low: str, high: str) -> str:
     return " to ".join("unbounded" if end is None else percent(end) for end in ends)
 
 
-def basis_words(report: Mapping[str, Any]) -> str:
+def baseline_basis_text(report: Mapping[str, Any]) -> str:
     """Basis of the baseline, and how often it could not be measured; empty where the report does not state it."""
     basis = report.get("baseline_basis")
     if basis is None:
@@ -173,16 +173,16 @@ def requests_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     requests, failed = _number(report.get("requests")), _number(report.get("failed")) or 0
     if requests is None:
         return None
-    words = "none failed" if not failed else f"{count(failed)} failed"
+    text = "none failed" if not failed else f"{count(failed)} failed"
     refused, abandoned, late = (_number(report.get(name)) or 0 for name in ("refused", "abandoned", "late"))
-    words += f" ({count(refused)} refused)" if refused else ""
-    words += f", {count(abandoned)} abandoned by their client" if abandoned else ""
-    words += f", {count(late)} answered late by the gateway's clock" if late else ""
-    sent = load_words(report)
-    return count(requests), words + (f"; {sent}" if sent else "")
+    text += f" ({count(refused)} refused)" if refused else ""
+    text += f", {count(abandoned)} abandoned by their client" if abandoned else ""
+    text += f", {count(late)} answered late by the gateway's clock" if late else ""
+    sent = load_text(report)
+    return count(requests), text + (f"; {sent}" if sent else "")
 
 
-def load_words(report: Mapping[str, Any]) -> str:
+def load_text(report: Mapping[str, Any]) -> str:
     """Outcomes of the load's requests, as its client counts them; empty without a load.
 
     ``planned = sent + unsent``, ``sent = answered + failed + abandoned``.
@@ -193,19 +193,19 @@ def load_words(report: Mapping[str, Any]) -> str:
         return ""
     if client.get("answered") == planned and not client.get("late") and not client.get("delayed"):
         return f"load: all {count(planned)} planned were sent and answered in time"
-    words = f"load: {count(planned)} planned = {count(report['sent'])} sent + {count(report['unsent'])} unsent"
+    text = f"load: {count(planned)} planned = {count(report['sent'])} sent + {count(report['unsent'])} unsent"
     if "answered" in client:
         parts = " + ".join(f"{count(client[name])} {name}" for name in ("answered", "failed", "abandoned"))
-        words += f"; sent = {parts}"
-        words += f"; {count(client['refused'])} of the failed refused" if client.get("refused") else ""
+        text += f"; sent = {parts}"
+        text += f"; {count(client['refused'])} of the failed refused" if client.get("refused") else ""
         # The gateway counts from the arrival, the client from when the request was due: it may see more late answers.
-        words += f"; {count(client['late'])} of the answered late" + " for the client" * bool(client["late"])
+        text += f"; {count(client['late'])} of the answered late" + " for the client" * bool(client["late"])
     if client.get("delayed"):
-        words += (
+        text += (
             f"; {count(client['delayed'])} sent up to {duration(client['delay_max_s'])} after they were due, "
             "where the load was not open-loop"
         )
-    return words
+    return text
 
 
 def latency_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -237,14 +237,14 @@ def accuracy_text(report: Mapping[str, Any]) -> tuple[str, str] | None:
     ratio = _number(report.get("accuracy_ratio"))
     if ratio is None:
         return None
-    return percent(ratio, 2), accuracy_words(report)
+    return percent(ratio, 2), accuracy_basis_text(report)
 
 
-def accuracy_words(report: Mapping[str, Any]) -> str:
+def accuracy_basis_text(report: Mapping[str, Any]) -> str:
     """Basis of the accuracy: observed labels with their interval, or the declaration of its authors."""
     source = str(report.get("accuracy_source") or "request-weighted")
     labels = count(report.get("accuracy_labels") or 0)
     if report.get("accuracy_basis") == "observed":
         return f"({_ends(report, 'accuracy_low_ratio', 'accuracy_high_ratio')}) observed with {labels} labels; {source}"
-    words = f"declared: {source}" if "accuracy_basis" in report else source
-    return f"{words}; {labels} labels, not of all variants" if labels != "0" else words
+    text = f"declared: {source}" if "accuracy_basis" in report else source
+    return f"{text}; {labels} labels, not of all variants" if labels != "0" else text

@@ -75,7 +75,7 @@ def _served(view: RunView) -> list[tuple[str, str, str]]:
         ("latency", latency_text(view.report)),
         ("accuracy", accuracy_text(view.report)),
     )
-    facts = [(name, *words) for name, words in named if words is not None]
+    facts = [(name, *values) for name, values in named if values is not None]
     variants = variants_text(view.report)
     if variants is not None:
         facts.append(("variants", "", variants))

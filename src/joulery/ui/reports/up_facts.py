@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from joulery.app.doctor import Check, Status
-from joulery.app.profiling.service_profile import Obtained, age_words, busy_cores
+from joulery.app.profiling.service_profile import Obtained, age_text, busy_cores
 from joulery.app.serving.view import APPLIED, PlanInForce, ServiceSetup, ServingSession
 from joulery.domain.format import duration, percent, si
 from joulery.domain.gpu.provisioning import PlannedInstance
@@ -47,7 +47,7 @@ def profile_facts(obtained: Obtained, setup: ServiceSetup) -> Iterator[Fact]:
         if entry.slice == smallest
     )
     band = f" ± {percent(profile.band_ratio, 0)}" if profile.band_ratio else ""
-    age = "" if obtained.source.startswith("measured now") else f" ({age_words(profile)})"
+    age = "" if obtained.source.startswith("measured now") else f" ({age_text(profile)})"
     yield "profile", f"{obtained.source}{age}; a request on {smallest}: {times}"
     unit = "GPU" if setup.gpus else "core"
     # The watts of an upstream are those of its slot.

@@ -18,7 +18,7 @@ from joulery.app.profiling.service_profile import Obtained
 from joulery.app.serving.view import APPLIED, PlanInForce, ServiceSetup, ServingSession, announced
 from joulery.domain.format import UNKNOWN, count, duration, grams, latency, number, percent, si
 from joulery.domain.serving.timeline import DecisionRecord, ServiceLabel, ServiceTick, Tick
-from joulery.ui.reports.messages import accuracy_words, requests_text, saving_text, upstreams_text
+from joulery.ui.reports.messages import accuracy_basis_text, requests_text, saving_text, upstreams_text
 from joulery.ui.reports.up_facts import (
     machine_facts,
     plan_facts,
@@ -336,8 +336,8 @@ def _requests(report: Mapping[str, Any]) -> str:
 
 
 def _requests_of(report: Mapping[str, Any], when: str = "") -> str:
-    requests, words = requests_text(report) or ("0", "none failed")
-    return f"{requests}{when}, {words}"
+    requests, text = requests_text(report) or ("0", "none failed")
+    return f"{requests}{when}, {text}"
 
 
 def _service(entry: Mapping[str, Any]) -> str:
@@ -380,8 +380,8 @@ def _latency(report: Mapping[str, Any]) -> str:
 def _accuracy(report: Mapping[str, Any]) -> str:
     floor = report.get("minimum_accuracy_ratio")
     least = "" if floor is None else f" (at least {percent(floor, 2)} asked for)"
-    words = f"{percent(report['accuracy_ratio'], 2)}{least} {accuracy_words(report)}"
-    return words if report.get("accuracy_basis") == "observed" else f"{words}; not measured here"
+    text = f"{percent(report['accuracy_ratio'], 2)}{least} {accuracy_basis_text(report)}"
+    return text if report.get("accuracy_basis") == "observed" else f"{text}; not measured here"
 
 
 def _variants(report: Mapping[str, Any]) -> str:

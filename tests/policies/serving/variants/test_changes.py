@@ -14,7 +14,7 @@ from joulery.policies.serving.policy import ServicePolicy
 from joulery.policies.serving.search.layout_space import layouts
 from joulery.policies.serving.state import ServiceState
 from joulery.policies.serving.switchback import AuditedPolicy, Switchback
-from joulery.policies.serving.variants.changes import FAMILY, change_words, family_of, followed, seen_by
+from joulery.policies.serving.variants.changes import FAMILY, change_text, family_of, followed, seen_by
 from joulery.runtime.session.history import POLICY, STEP, policy_entry, step_entry
 from tests.policies.serving.test_predictive_policy import ACCURACY
 from tests.policies.serving.test_predictive_policy import policy as predicting
@@ -211,10 +211,10 @@ def test_the_first_share_of_a_variant_that_joined_is_no_accuracy_of_a_layout(sea
 
 def test_changes_in_words():
     one, three = family_of(("b", "a")), family_of(("a", "b", "c"), ["c"])
-    assert change_words(one, three) == "c joined" and change_words(three, one) == "c left"
-    assert change_words(one, family_of(("c", "d"))) == "c, d joined and a, b left"
+    assert change_text(one, three) == "c joined" and change_text(three, one) == "c left"
+    assert change_text(one, family_of(("c", "d"))) == "c, d joined and a, b left"
     assert (
-        change_words(three, family_of(("a", "b", "c"))) == "the times of c are known" and change_words(one, one) == ""
+        change_text(three, family_of(("a", "b", "c"))) == "the times of c are known" and change_text(one, one) == ""
     )
     assert followed(ServiceState(), ()) == ServiceState(), "a family that never changes is not followed"
 

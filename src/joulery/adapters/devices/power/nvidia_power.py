@@ -55,17 +55,17 @@ class NvidiaPower:
             if getattr(error, "value", None) != board.nvml.NVML_ERROR_NOT_SUPPORTED:
                 raise board.trouble(error) from error
             enforced_mw, persistent = self._limit_mw(), True
-        words = ["power limit" if may else f"power limit needs CAP_SYS_ADMIN; {HINT}"]
+        details = ["power limit" if may else f"power limit needs CAP_SYS_ADMIN; {HINT}"]
         if enforced_mw < self._limit_mw():
-            words.append(f"another limit of the machine holds it at {enforced_mw / 1e3:g} W")
+            details.append(f"another limit of the machine holds it at {enforced_mw / 1e3:g} W")
         if not persistent:
-            words.append("persistence mode is off, an idle GPU forgets (sudo nvidia-smi -pm 1)")
+            details.append("persistence mode is off, an idle GPU forgets (sudo nvidia-smi -pm 1)")
         return DeviceCapability(
             device=self.device,
             name=board.name,
             knob=Knob.POWER,
             settable=may,
-            detail="; ".join(words),
+            detail="; ".join(details),
             grant="" if may else GRANT,
             uuid=board.uuid,
             limits_w=(self._range_mw[0] / 1e3, self._range_mw[1] / 1e3),

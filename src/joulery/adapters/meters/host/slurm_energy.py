@@ -40,9 +40,9 @@ def slurm_printer(run: Runner | None = None, conf: Path | None = None) -> Ask:
     runner = run or command_runner(TIMEOUT_S, conf)
 
     def ask(what: str) -> str:
-        words = command("configuration") if what == "configuration" else command("node", node=what)
-        done = runner(words)
-        raise_unless_done(done, words)
+        arguments = command("configuration") if what == "configuration" else command("node", node=what)
+        done = runner(arguments)
+        raise_unless_done(done, arguments)
         return done.out
 
     return ask

@@ -400,8 +400,8 @@ def _spawn(command: Sequence[str], log: Path, folder: Path) -> subprocess.Popen[
 def _is_gateway(pid: int, name: str) -> bool:
     """Whether a process is the gateway of this name; its id may have been reused by another process."""
     with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return b"gateway" in words and name.encode() in words
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"gateway" in arguments and name.encode() in arguments
     return False
 
 

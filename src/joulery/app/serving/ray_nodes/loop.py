@@ -189,11 +189,11 @@ def _order(session: ServingSession, ledger: NodeLedger, places: NodePlaces | Non
     if places is not None:
         places.ranks = dict(ranks)
     known = ledger.intensities()
-    words = ", ".join(f"{name} {known[name]:.0f} g/kWh" for name in sorted(ranks, key=lambda name: ranks[name]))
+    text = ", ".join(f"{name} {known[name]:.0f} g/kWh" for name in sorted(ranks, key=lambda name: ranks[name]))
     if acts:
         patience = min((patience_s(one) for one in session.services.values()), default=0.0)
         cast(ClusterNodes, session.engine).prefer_nodes(ranks, patience)
     for one in session.services.values():
-        decision = Decision(PREFER_NODES, one.name, dict(ranks), "node-order", f"cleaner grids first: {words}", "grid")
+        decision = Decision(PREFER_NODES, one.name, dict(ranks), "node-order", f"cleaner grids first: {text}", "grid")
         session.history.add_decision(DecisionRecord(unix_s(), decision, APPLIED if acts else ADVISED))
         ledger.moves[one.name] += 1

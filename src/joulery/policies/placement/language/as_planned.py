@@ -61,8 +61,8 @@ def _check(name: str, planned: Sequence[PlannedEngine], says: ServedModel) -> En
         line = vllm_command(alike.model, alike.precision, alike.gpus, alike.max_num_seqs)
         differences.append(f"planned: {line}")
     unread = [
-        words
-        for words, known in (
+        label
+        for label, known in (
             ("--tensor-parallel-size", says.gpus),
             ("--max-num-seqs", says.max_num_seqs),
             ("precision", says.precision),

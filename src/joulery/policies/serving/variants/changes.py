@@ -42,7 +42,7 @@ def family_from(data: Mapping[str, Any]) -> Family:
     return tuple((str(name), bool(assumed)) for name, assumed in data.get(FAMILY, ()))
 
 
-def change_words(then: Family, now: Family) -> str:
+def change_text(then: Family, now: Family) -> str:
     """The change as text: ``third joined and small left`` or ``the times of third are known``; empty for no change."""
     before, after = dict(then), dict(now)
     joined, left = [name for name in after if name not in before], [name for name in before if name not in after]
@@ -62,9 +62,9 @@ def followed(state: ServiceState, now: Family) -> ServiceState:
     """
     if not now or state.family == now:
         return state
-    words = change_words(state.family, now) if state.family else ""
-    if {name for name, _ in state.family} == {name for name, _ in now} or not words:
-        return replace(state, family=now, changes=words)
+    text = change_text(state.family, now) if state.family else ""
+    if {name for name, _ in state.family} == {name for name, _ in now} or not text:
+        return replace(state, family=now, changes=text)
     names = frozenset(name for name, _ in now)
 
     def stays(layout: Layout) -> bool:
@@ -74,7 +74,7 @@ def followed(state: ServiceState, now: Family) -> ServiceState:
     return replace(
         state,
         family=now,
-        changes=words,
+        changes=text,
         whole=state.whole if state.whole is not None and stays(state.whole) else None,
         roomy_s=math.inf,
         trying=None,

@@ -232,8 +232,8 @@ class SleepingNodes:
         self._record(SLEEP_NODE, rule, reason, APPLIED)
 
     def _record(self, kind: str, rule: SleepRule, reason: str, outcome: str, detail: str = "") -> None:
-        words = f"{rule.name} {'sleeps' if kind == SLEEP_NODE else 'is woken'}: {reason}"
-        decision = Decision(kind, rule.name, kind == SLEEP_NODE, "node-sleep", words, "consolidation")
+        text = f"{rule.name} {'sleeps' if kind == SLEEP_NODE else 'is woken'}: {reason}"
+        decision = Decision(kind, rule.name, kind == SLEEP_NODE, "node-sleep", text, "consolidation")
         self._world.record(DecisionRecord(self._world.now_s(), decision, outcome, detail))
 
 

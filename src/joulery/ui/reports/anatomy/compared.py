@@ -34,7 +34,7 @@ def print_comparison(comparison: Comparison, console: Console, *, top: int) -> N
     """Print the four matrices and the rows that changed."""
     console.print(Text(_heading(comparison), style="bold"))
     for title, rows, cell in _matrices(comparison):
-        table = plain_table("", *comparison.names, words=("",))
+        table = plain_table("", *comparison.names, text_columns=("",))
         for name, row in zip(comparison.names, rows, strict=True):
             table.add_row(name, *(cell(value) for value in row))
         print_titled(console, title, table)

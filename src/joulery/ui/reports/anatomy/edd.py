@@ -86,9 +86,9 @@ def _scale(total_j: float, height: float) -> Iterator[Html]:
         yield charts.box(1 + step * _SWATCH, top, _SWATCH, 10, tip, class_=f"box heat{step}")
     for power in range(-4, 1):
         share = 10.0**power
-        words = f"{100 * share:g} %"
+        text = f"{100 * share:g} %"
         at, anchor = 1 + (power + 4) / 4 * HEATS * _SWATCH, "start" if power == -4 else "middle"
-        yield tag("text", f"{words} = {si(share * total_j, 'J')}", x=at, y=top + 24, text_anchor=anchor, class_="soft")
+        yield tag("text", f"{text} = {si(share * total_j, 'J')}", x=at, y=top + 24, text_anchor=anchor, class_="soft")
 
 
 def heat(share: float) -> int:
@@ -98,9 +98,9 @@ def heat(share: float) -> int:
     return min(HEATS - 1, int((math.log10(share) + 4) / 4 * HEATS))
 
 
-def _draw(node: Node, box: _Box, depth: int, total_j: float, parts: list[Html], words: str) -> None:
+def _draw(node: Node, box: _Box, depth: int, total_j: float, parts: list[Html], path: str) -> None:
     share = node.energy_j / total_j if total_j > 0 else 0.0
-    title = f"{words}: {si(node.energy_j, 'J')}, {percent(node.share_ratio)} of its parent, {percent(share)} of all"
+    title = f"{path}: {si(node.energy_j, 'J')}, {percent(node.share_ratio)} of its parent, {percent(share)} of all"
     sizes = box.x, box.y, max(0.0, box.width), max(0.0, box.height)
     parts.append(charts.box(*sizes, title, _caption(node, box, heat(share)), class_=f"box heat{heat(share)}"))
     inner = _Box(box.x + _PAD, box.y + _HEAD, box.width - 2 * _PAD, box.height - _HEAD - _PAD)
@@ -110,7 +110,7 @@ def _draw(node: Node, box: _Box, depth: int, total_j: float, parts: list[Html], 
     boxes = _split(inner, [child.energy_j for child in shown])
     for child, place in zip(shown, boxes, strict=True):
         if place is not None:
-            _draw(child, place, depth - (len(shown) > 1), total_j, parts, f"{words}/{child.name}")
+            _draw(child, place, depth - (len(shown) > 1), total_j, parts, f"{path}/{child.name}")
     placed = {child.name: place for child, place in zip(shown, boxes, strict=True) if place is not None}
     next_to = list(pairwise(placed))
     for one, other in node.feeds or next_to:

@@ -139,11 +139,11 @@ def print_judgement(judgement: Judgement, console: Console) -> None:
             table.add_row(str(n), f"{value:.4f}")
         print_titled(console, "more repetitions (ASSW): mean of the first n against the mean of all", table)
     columns = ("device", "renewed every", "estimator", "energy by what it sees of the operations", "error")
-    table = plain_table(*columns, words=(columns[0], *columns[2:4]))
+    table = plain_table(*columns, text_columns=(columns[0], *columns[2:4]))
     for entry in judgement.seen:
-        words = ", ".join(f"{sight} {percent(share)}" for sight, share in entry.share.items())
+        sights = ", ".join(f"{sight} {percent(share)}" for sight, share in entry.share.items())
         error = f"± {percent(entry.error_ratio, 0)}" if entry.error_ratio == entry.error_ratio else "-"
-        table.add_row(entry.device, duration(entry.resolution_s), entry.estimator, words, error)
+        table.add_row(entry.device, duration(entry.resolution_s), entry.estimator, sights, error)
     print_titled(console, "what the sensor resolves", table)
-    words = "Errors are two standard errors over the recorded steps, without the bias of sharing within a reading."
-    console.print(Text(words, style="dim"))
+    text = "Errors are two standard errors over the recorded steps, without the bias of sharing within a reading."
+    console.print(Text(text, style="dim"))

@@ -61,8 +61,8 @@ def _body(footprint: TensorFootprint, spans: Html | None, top: int, depth: int) 
     for node in (node for node in phases if node.energy_j >= _DRAWN * whole.energy_j):
         yield tag("h2", f"Energy dependency diagram: {node.name}, {si(node.energy_j, 'J')}")
         arrows = "the dataflow" if footprint.feeds else "the order of execution"
-        words = f"A box is as long as its share of its parent; arrows follow {arrows}."
-        yield tag("p", words, class_="soft small")
+        text = f"A box is as long as its share of its parent; arrows follow {arrows}."
+        yield tag("p", text, class_="soft small")
         yield tag("div", edd_svg(node, depth=depth), class_="card")
     yield tag("h2", f"The {min(top, len(footprint))} operations that used most")
     shades = [(f"phase-{name}", name) for name in ("forward", "backward", "recompute", "optimizer", "data", "other")]
@@ -180,7 +180,7 @@ def bars_svg(footprint: TensorFootprint, *, top: int = 10, width: int = 1080) ->
         length = room * float(energy[at]) / most if most > 0 else 0.0
         share = percent(float(energy[at]) / attributed) if attributed > 0 else ""
         watts = f"{si(shared_w[at], 'W')} shared, {si(device_w[at], 'W')} of the run"
-        words = f"{si(float(energy[at]), 'J')}  {share}  ·  {watts}  ·  {footprint.phase[at] or 'other'}"
+        text = f"{si(float(energy[at]), 'J')}  {share}  ·  {watts}  ·  {footprint.phase[at] or 'other'}"
         parts.append(
             tag(
                 "g",
@@ -194,7 +194,7 @@ def bars_svg(footprint: TensorFootprint, *, top: int = 10, width: int = 1080) ->
                     rx=2,
                     class_=f"phase-{phase}",
                 ),
-                tag("text", words, x=round(max(length, 1) + 8, 1), y=y + _LABEL + 18, class_="label"),
+                tag("text", text, x=round(max(length, 1) + 8, 1), y=y + _LABEL + 18, class_="label"),
             )
         )
     return tag(

@@ -21,11 +21,11 @@ WIDTH = 110
 """Width where there is no terminal, columns."""
 
 
-def plain_table(*columns: str, words: Collection[str] = ()) -> Table:
-    """A table without lines; columns named in ``words`` are left-aligned, the others are numbers."""
+def plain_table(*columns: str, text_columns: Collection[str] = ()) -> Table:
+    """A table without lines; columns named in ``text_columns`` are left-aligned, the others are numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in columns:
-        table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in text_columns else "right", no_wrap=True)
     return table
 
 
@@ -80,7 +80,7 @@ def print_rows(footprint: TensorFootprint, console: Console, *, top: int, title:
 
 def _devices(footprint: TensorFootprint) -> Table:
     columns = ("device", "total", "attributed", "unattributed", "uncovered", "quality", "sensor every")
-    table = plain_table(*columns, words=("device", "quality"))
+    table = plain_table(*columns, text_columns=("device", "quality"))
     for entry in footprint.devices:
         table.add_row(
             entry.device,
@@ -100,7 +100,7 @@ def _operations(footprint: TensorFootprint, top: int, title: str) -> Table:
     shared_w, device_w = powers_w(footprint)
     sights = resolution(footprint)
     numbers = ("energy", "share", "time", "count", "W shared", "W run")
-    table = plain_table(*numbers, "seen", "phase", "device", words=("seen", "phase", "device"))
+    table = plain_table(*numbers, "seen", "phase", "device", text_columns=("seen", "phase", "device"))
     table.add_column(title, overflow="fold")
     for at in order:
         energy_j = math.nan if footprint.unread[at] else float(footprint.energy_j[at])

@@ -235,7 +235,7 @@ _CHANGES = {"move": "migrated", "start": "started", "stop": "stopped", "resize":
 
 def difference_view(difference: PlanDifference) -> Text:
     """Changes against the running plan, one process a line."""
-    words = [
+    changes = [
         f"{difference.count(what)} {name}"
         for what, name in (
             ("move", "migrated"),
@@ -245,7 +245,7 @@ def difference_view(difference: PlanDifference) -> Text:
         )
         if difference.count(what)
     ]
-    text = Text("against the running plan: " + (", ".join(words) or "nothing changes"))
+    text = Text("against the running plan: " + (", ".join(changes) or "nothing changes"))
     if difference.opened or difference.closed:
         text.append(f"; {difference.opened} GPUs rented, {difference.closed} released")
     for change in difference.changes:
