@@ -165,7 +165,7 @@ def run() -> Result:
         ],
         (
             "Median (90th percentile) of the relative error on rows of The ML.ENERGY Benchmark v3 that the fit did not "
-            f"see; each fold is fitted anew. The kernel's shape was chosen on these rows. Nine-of-ten bands held "
+            f"see; each fold is refitted. The kernel's shape was chosen on these rows. Nine-of-ten bands held "
             f"{np.mean(within['J a token']):.0%} of J a token between measured loads and "
             f"{np.mean(about['J a token']):.0%} on models left out.",
             f"Time to first token: {points} load points of NVIDIA AIConfigurator's silicon samples, all repetitions of "

@@ -1,4 +1,4 @@
-"""Clover's evaluation as one self-contained page: Figs. 9 to 16 drawn anew, the paper's numbers beside ours."""
+"""Clover's evaluation as one self-contained page: Figs. 9 to 16 redrawn, the paper's numbers beside ours."""
 
 from __future__ import annotations
 

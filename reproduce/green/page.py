@@ -1,4 +1,4 @@
-"""GREEN's evaluation as one self-contained page: every figure and table drawn anew, the paper's numbers beside ours."""
+"""GREEN's evaluation as one self-contained page: every figure and table redrawn, the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _evaluation(made: GreenFigures) -> Html:
         *_ratios("Fig. 12", "the year", made.year, "green-paper", year),
         *_sensitivity(made),
     ]
-    return Html(tag("h2", "The paper's figures, drawn anew") + tag("div", parts, class_="grid"))
+    return Html(tag("h2", "The paper's figures, redrawn") + tag("div", parts, class_="grid"))
 
 
 def _ratios(name: str, what: str, ones: Sequence[PolicyOutcome], base: str, policies: Sequence[str]) -> list[Html]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from joulery.adapters.clusters.slurm_records import COMMENT_TAG, without_joulery_text
+from joulery.adapters.clusters.slurm_records import COMMENT_TAG, owner_comment
 from tests.e2e.slurm_jobs import JOB, Daemon, whole
 from tests.slurm_accounting import accounting_missing, slurm_database
 from tests.slurm_cluster import SlurmCluster, missing, slurm_cluster
@@ -197,7 +197,7 @@ def _wrong(cluster: SlurmCluster, numbers: dict[int, str], marked_at_end: set[in
             continue
         faults += whole(cluster.folder / f"out/job-{number}.out", EPOCHS)
         own = numbers[job["array_job_id"] or number]
-        comment = without_joulery_text(job["comment"]) if number in marked_at_end else job["comment"]
+        comment = owner_comment(job["comment"]) if number in marked_at_end else job["comment"]
         if comment != own or job["admin_comment"]:
             faults.append(f"job {number}: comment {job['comment']!r}, not {own!r}; {job['admin_comment']!r}")
     return faults

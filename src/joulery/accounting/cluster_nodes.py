@@ -20,7 +20,7 @@ class NodeReading:
         covered_s: Seconds that the meters covered.
         quality: Weakest quality of the meters.
         meters: Their names.
-        opened: Identifier of the opening of the meters: it changes when they are opened anew and count from zero.
+        opened: Identifier of the opening of the meters: it changes when they are opened again and count from zero.
     """
 
     machine: str
@@ -32,7 +32,7 @@ class NodeReading:
     opened: str = ""
 
     def since(self, before: NodeReading | None) -> NodeReading | None:
-        """The difference to an earlier reading; None where the meters were opened anew meanwhile, or are new."""
+        """The difference to an earlier reading; None where the meters were opened again meanwhile, or are new."""
         if before is None or self.opened != before.opened:
             return None
         return replace(

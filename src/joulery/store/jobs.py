@@ -176,7 +176,7 @@ class NodeNotes:
     """Notes that the nodes of a job leave each other on a shared disk: one small file for each job and node.
 
     A note is overwritten in place and verified by a checksum. If the file were replaced instead, readers could see the
-    old one for as long as a network file system caches its folder, often a minute; a reopened file is read anew.
+    old one for as long as a network file system caches its folder, often a minute; a reopened file is read again.
 
     Args:
         folder: The folder; created with the first note.

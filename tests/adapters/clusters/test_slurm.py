@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from joulery.adapters.clusters.progress import Progress
 from joulery.adapters.clusters.slurm import SlurmBackend, SlurmScope, open_slurm, resized
 from joulery.adapters.clusters.slurm_commands import Done, command_runner
-from joulery.adapters.clusters.slurm_records import HELD_TAG, has_reason, parse_jobs, with_reason, without_joulery_text
+from joulery.adapters.clusters.slurm_records import HELD_TAG, has_reason, owner_comment, parse_jobs, with_reason
 from joulery.domain.cluster import Hold, JobState, Order, Release, Split, Start, Stop
 from joulery.domain.errors import ActuationError, CapabilityError, ConfigError, DataError
 from joulery.runtime.schedule.scheduler import release_all
@@ -287,10 +287,10 @@ def test_what_its_owner_wrote_since_the_last_look_stays_and_a_long_text_gets_non
 
 @given(st.text(alphabet="ab []:joulery=,", max_size=60), st.text(max_size=300), st.booleans())
 def test_the_owners_words_are_what_is_left(own: str, text: str, held: bool) -> None:
-    own = without_joulery_text(own)  # joulery's own words are taken out of an owner's text
+    own = owner_comment(own)  # joulery's own words are taken out of an owner's text
     marked = f"{own} joulery:held".lstrip() if held else own
     shown = with_reason(marked, text)
-    assert without_joulery_text(shown) == own and has_reason(shown) and len(shown) <= len(marked) + 253
+    assert owner_comment(shown) == own and has_reason(shown) and len(shown) <= len(marked) + 253
     assert with_reason(shown, text) == shown, "written once"
 
 

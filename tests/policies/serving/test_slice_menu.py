@@ -2,7 +2,7 @@
 
 from joulery.domain.gpu.mig import GIB
 from joulery.domain.serving.service import Slice
-from joulery.policies.serving.search.layout_space import memory_exclusions, size_of, slice_menu
+from joulery.policies.serving.search.layout_space import size_of, slice_menu, unfit_edges
 
 
 def test_sizes_are_cores_slices_percent_or_one() -> None:
@@ -18,7 +18,7 @@ def test_mig_slices_keep_their_memory_and_what_does_not_fit_is_left_out() -> Non
         ("4g.20gb", 4, 20),
         ("3g.20gb", 3, 20),
     ]
-    assert memory_exclusions(menu, {"huge": 30 * GIB, "unknown": 0}) == (("huge", "4g.20gb"), ("huge", "3g.20gb"))
+    assert unfit_edges(menu, {"huge": 30 * GIB, "unknown": 0}) == (("huge", "4g.20gb"), ("huge", "3g.20gb"))
 
 
 def test_shares_of_a_gpu() -> None:

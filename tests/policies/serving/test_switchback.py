@@ -165,7 +165,7 @@ def test_gpus_are_not_partitioned_for_it():
     for _ in range(200):
         service.second()
     if sorted(service.running.slices) != sorted(whole.slices):
-        assert set(service.state.tally.withheld) == {"the GPUs would be partitioned anew"}
+        assert set(service.state.tally.withheld) == {"the GPUs would be partitioned again"}
     else:
         assert service.state.tally.periods
 

@@ -338,7 +338,7 @@ def test_a_policy_that_does_not_understand_what_it_wrote_begins_anew(world) -> N
     world.run(10)
     world.journal.append("plan", **plan_event(world.scheduler.state, policy={}))
     world.crash()
-    assert "the policy begins anew" in world.said("note")[0]["text"]
+    assert "the policy starts from its initial state" in world.said("note")[0]["text"]
     world.run(400)
     assert world.cluster.jobs[1].state is JobState.DONE
 

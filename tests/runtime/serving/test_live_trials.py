@@ -17,7 +17,7 @@ from joulery.domain.serving.service import Slo
 from joulery.policies.serving.messages import short
 from joulery.policies.serving.objective import ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.search.layout_space import memory_exclusions
+from joulery.policies.serving.search.layout_space import unfit_edges
 from joulery.policies.serving.search.trial_search import TrialSearch
 from joulery.policies.serving.search.trials import TrialBudget
 from joulery.runtime.serving.layout_actuator import running_layout
@@ -34,7 +34,7 @@ BASE = Layout.parse(["large on 7g.40gb"])
 
 
 def trying(search: str, **budget: Any) -> ServicePolicy:
-    disabled = memory_exclusions(A100_40GB, {"small": 1 * GIB, "large": 15 * GIB})
+    disabled = unfit_edges(A100_40GB, {"small": 1 * GIB, "large": 15 * GIB})
     limits = TrialBudget(**{"count": 4, "longest_s": 20.0, "min_requests": 20, **budget})
     problem = TrialSearch(ACCURACY, A100_40GB, 1, BASE, 200.0, disabled=disabled, method=search, budget=limits)
     terms = ServiceObjectives(0.5, Slo(1.0, 0.5))

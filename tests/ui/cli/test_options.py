@@ -212,6 +212,18 @@ def test_format_html_is_the_old_name_of_html():
         assert chosen_format("html", as_json=False, html=None, out=Path("o")) == ("html", Path("o"))
 
 
+def test_every_flag_that_takes_one_of_some_names_suggests_the_nearest():
+    choices = [(verb, flag) for verb, flag in options_of_all_verbs() if isinstance(flag.type, click.Choice)]
+    assert {("report", "--by"), ("plan", "--preset"), ("ledger", "--by"), ("schedule", "--mode")} <= {
+        (verb, max(flag.opts, key=len)) for verb, flag in choices
+    }
+    for verb, flag in choices:
+        name = max(flag.type.choices, key=len)
+        with pytest.raises(click.BadParameter, match=f"Did you mean '{name}'"):
+            flag.type.convert(f"{name}s", flag, None)
+        assert flag.type.convert(name, flag, None) == name, (verb, flag.opts)
+
+
 @pytest.mark.parametrize(
     ("words", "kind", "says"),
     [

@@ -131,7 +131,7 @@ class WindowTimes:
         return np.asarray(np.bincount(self.window, self.seconds * watts[self.column], self.windows), np.float64)
 
     def only(self, chosen: BoolArray) -> WindowTimes:
-        """The entries of chosen windows, which are numbered anew.
+        """The entries of chosen windows, renumbered.
 
         Args:
             chosen: bool[windows].

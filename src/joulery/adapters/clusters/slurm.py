@@ -40,10 +40,10 @@ from joulery.adapters.clusters.slurm_records import (
     component,
     expand_tasks,
     has_reason,
+    owner_comment,
     parse_jobs,
     parse_table,
     reason_updates,
-    without_joulery_text,
 )
 from joulery.adapters.clusters.slurm_rest import RestPlace, SlurmRest
 from joulery.adapters.clusters.slurm_resubmit import resubmission, resubmit
@@ -83,7 +83,7 @@ class SlurmScope:
         partitions: Partitions to schedule; all when empty.
         user_range: Whether a job's Comment may state the range of its size.
         progress: Source of the progress that jobs report.
-        resubmit: Whether a job whose resize is refused is submitted anew in its place.
+        resubmit: Whether a job whose resize is refused is submitted again in its place.
         user: User whose jobs may be changed if this user is not an operator; this user when empty.
         reason_in_comment: Whether the reason why a held job waits is written into its Comment, behind the owner's text.
     """
@@ -291,28 +291,22 @@ class SlurmBackend:
         if not self._marks_by_comment:
             for record in records:
                 if not held and has_reason(record.comment):  # before the mark goes, by which it would be found again
-                    self._change("mark by comment", job=component(record), text=without_joulery_text(record.comment))
-            arguments = command("mark", job=first.address, text=HELD_TAG if held else "")
-            done = self._run(arguments)
+                    self._change("mark by comment", job=component(record), text=owner_comment(record.comment))
+            done = self._run(arguments := command("mark", job=first.address, text=HELD_TAG if held else ""))
             if not done.denied:
                 raise_unless_done(done, arguments)
                 return
             self._marks_by_comment = True
         for record in records:
-            text = (
-                f"{without_joulery_text(record.comment)} {COMMENT_TAG}".lstrip()
-                if held
-                else without_joulery_text(record.comment)
-            )
+            text = owner_comment(record.comment)
+            text = f"{text} {COMMENT_TAG}".lstrip() if held else text
             if text != record.comment or not held:
                 self._change("mark by comment", job=component(record), text=text)
 
     def _no_operator(self, done: Done) -> CapabilityError:
         """Schedule only this user's own jobs from now on; the returned error has no grant, so it causes no pause."""
         self._operator = False
-        text = (
-            f"only an operator may change jobs of others, so only those of {self._user()} are scheduled: {done.message}"
-        )
+        text = f"only an operator may change others' jobs: only those of {self._user()} are scheduled: {done.message}"
         return CapabilityError(text, resource="scontrol", hint=GRANT)
 
     def _change(self, name: str, **values: str) -> None:

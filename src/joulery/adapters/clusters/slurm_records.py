@@ -415,7 +415,7 @@ def _stamp(text: str) -> float:
 # ---- what joulery writes into AdminComment, which is its own, and behind the owner's words in Comment
 
 
-def without_joulery_text(comment: str) -> str:
+def owner_comment(comment: str) -> str:
     """A comment without the text that joulery wrote."""
     return " ".join(word for word in _REASON.sub("", comment).split(" ") if word != COMMENT_TAG).strip()
 
@@ -448,7 +448,7 @@ def reason_updates(record: SlurmRecord, text: str, *, in_comment: bool) -> Itera
         wanted = f"{HELD_TAG} {text}"[:_MOST_CHARACTERS].rstrip()
         if record.admin_comment != wanted:
             yield "mark", record.address, wanted
-    if in_comment and record.tagged and len(without_joulery_text(record.comment)) <= _MOST_OWN_CHARACTERS:
+    if in_comment and record.tagged and len(owner_comment(record.comment)) <= _MOST_OWN_CHARACTERS:
         wanted = with_reason(record.comment, text)
         if record.comment != wanted:
             yield "mark by comment", component(record), wanted

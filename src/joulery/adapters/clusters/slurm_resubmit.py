@@ -1,4 +1,4 @@
-"""Resubmission of a job that Slurm does not resize: its own script is submitted anew in another size, in its place.
+"""Resubmission of a job that Slurm does not resize: its own script is submitted again in another size, in its place.
 
 The new job waits for the old one (``--dependency=afterany``), which is then cancelled in the queue. The new job has
 another number; ``JOULERY_JOB`` in its environment is the first job's number, by which it finds its checkpoint and its
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulery.adapters.clusters.slurm_commands import Runner, command
-from joulery.adapters.clusters.slurm_records import SlurmRecord, without_joulery_text
+from joulery.adapters.clusters.slurm_records import SlurmRecord, owner_comment
 from joulery.adapters.clusters.tres import parse_gpus
 from joulery.domain.errors import ActuationError
 from joulery.user import account_name
@@ -46,7 +46,7 @@ def resubmission(record: SlurmRecord, gpus: int, gpus_per_node: int) -> tuple[st
         while gpus % nodes:
             nodes += 1
         shape = [f"--nodes={nodes}", f"--gres=gpu:{kind}{gpus // nodes}", f"--ntasks={gpus * tasks_per_gpu}"]
-    comment = without_joulery_text(_PLACE.sub("", record.comment))
+    comment = owner_comment(_PLACE.sub("", record.comment))
     values = {
         "job-name": record.name, "partition": record.partition, "chdir": record.folder, "output": record.output,
         "account": record.account, "qos": record.qos, "time": str(record.limit_min) if record.limit_min else "",
@@ -74,7 +74,7 @@ def resubmit(run: Runner, record: SlurmRecord, flags: Sequence[str]) -> int:
         done = run(command("submit again", flags, file=script))
     number = done.out.strip().partition(";")[0]
     if done.code != 0 or not number.isdecimal():
-        raise ActuationError(f"job {record.id} cannot be submitted anew: {done.message}")
+        raise ActuationError(f"job {record.id} cannot be submitted again: {done.message}")
     return int(number)
 
 

@@ -23,7 +23,7 @@ _LONGEST_S = 600.0
 _FORBIDDEN = "ERR_NVGPUCTRPERM"
 _GRANT = (
     "echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' | sudo tee /etc/modprobe.d/nvidia-profiling.conf, "
-    "then load the driver anew; or run as root"
+    "then load the driver again; or run as root"
 )
 
 

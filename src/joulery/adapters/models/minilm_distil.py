@@ -34,7 +34,7 @@ class DistilRecipe:
     Attributes:
         layers: Layers of the student.
         epochs: Passes over all prompts.
-        pieces: Additional pieces of each prompt, drawn anew in each epoch.
+        pieces: Additional pieces of each prompt, drawn again in each epoch.
         batch: Texts in a step.
         encoder_rate, head_rate: Highest learning rates; they rise over a tenth of the steps and fall linearly.
         heads_ratio: Weight of the heads' loss beside the encoder's.

@@ -20,7 +20,7 @@ from joulery.domain.serving.profile import Profile, Timings
 from joulery.domain.serving.service import ModelFamily, ModelVariant, Slice
 from joulery.perf.blend import rescaled
 from joulery.perf.layouts import Predictor
-from joulery.policies.serving.search.layout_space import layouts, memory_exclusions, slice_menu
+from joulery.policies.serving.search.layout_space import layouts, slice_menu, unfit_edges
 from joulery.policies.serving.search.predictive_search import PredictiveSearch
 from joulery.policies.serving.search.trial_search import TrialSearch
 from joulery.policies.serving.variants.changes import family_of
@@ -184,7 +184,7 @@ def _search_over(
     variants = [variant for variant in setup.family.variants if variant.name not in held]
     accuracy = {variant.name: variant.accuracy_ratio for variant in variants}
     memory = {variant.name: variant.memory_bytes for variant in setup.family.variants}
-    return search.over(accuracy, memory_exclusions(slice_menu(setup.partitions), memory), predictor)
+    return search.over(accuracy, unfit_edges(slice_menu(setup.partitions), memory), predictor)
 
 
 def nearest(former: ModelFamily, variant: ModelVariant, known: Collection[str]) -> str:

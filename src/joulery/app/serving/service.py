@@ -31,13 +31,7 @@ from joulery.policies.placement.pools.gpu_groups import first_alone, split
 from joulery.policies.serving.consolidation import Consolidation
 from joulery.policies.serving.objective import NO_BASE_G_PER_KWH, Objective, ReplanTrigger, ServiceObjectives
 from joulery.policies.serving.policy import ServicePolicy
-from joulery.policies.serving.search.layout_space import (
-    core_partitions,
-    cpu_slices,
-    layouts,
-    memory_exclusions,
-    slice_menu,
-)
+from joulery.policies.serving.search.layout_space import core_partitions, cpu_slices, layouts, slice_menu, unfit_edges
 from joulery.policies.serving.search.predictive_search import PredictiveSearch, baseline_layout
 from joulery.policies.serving.search.trial_search import TrialSearch
 from joulery.policies.serving.search.trials import TrialBudget
@@ -75,9 +69,7 @@ def service_setup(site: Site, config: ServiceConfig, cache: Path, gpus: LocalGpu
     if config.family.is_upstream:
         partitions = ((Slice(SliceKind.WHOLE),) * (config.concurrency or CONCURRENCY),)
     else:
-        partitions = (
-            (fixed,) if fixed is not None else tuple(cpu_slices(partition) for partition in core_partitions(len(cores)))
-        )
+        partitions = (fixed,) if fixed is not None else tuple(map(cpu_slices, core_partitions(len(cores))))
     if gpus is not None:
         assignment = split(gpus.partitions)
         partitions = tuple(assignment)
@@ -435,7 +427,7 @@ def trial_search(
         devices=1,
         baseline=base,
         base_g_per_kwh=rule.base_g_per_kwh,
-        disabled=memory_exclusions(menu, {variant.name: variant.memory_bytes for variant in setup.family.variants}),
+        disabled=unfit_edges(menu, {variant.name: variant.memory_bytes for variant in setup.family.variants}),
         base_pue=pue,
         pue=pue,
         method=rule.search,

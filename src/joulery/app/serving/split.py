@@ -115,7 +115,7 @@ def revised(one: RunningService, config: ServiceConfig, cache: Path, now_s: floa
             f"{like}; its joules are those of its CPU seconds"
         )
     binding = replace(chosen, policy=policy, predictor=predictor, remark=remark)
-    return Revision(setup, split_binding(binding, setup, shares), anew=True)
+    return Revision(setup, split_binding(binding, setup, shares), resets_state=True)
 
 
 def check_places(one: RunningService, config: ServiceConfig) -> None:

@@ -8,7 +8,7 @@ The bound holds for the job as a whole, trials included, whatever the response t
 it runs faster than the bound allows, ``max_slowdown`` times what its work takes at full power less the time that it
 took. A trial begins only with enough credit, and below full power the credit never falls to less than one period's
 worst case, no work at all. So at every observation the job has taken at most ``max_slowdown`` times what its work takes
-at full power, as long as its speed at full power is what was measured. Where that changes, the policy measures anew.
+at full power, as long as its speed at full power is what was measured. Where that changes, the policy measures again.
 
 The simulator and the agents of the nodes drive the same object.
 """
@@ -169,7 +169,7 @@ class PowerLimitTuner:
         trial_s: How long a limit is measured.
         settle_s: How long a device takes to follow a new limit.
         period_s: Longest time between two observations.
-        review_s: How often full power is measured anew.
+        review_s: How often full power is measured again.
 
     Raises:
         ConfigError: A value out of range.
@@ -253,13 +253,13 @@ class PowerLimitTuner:
         return state.credit_s - (view.now_s - view.work_s) < self.period_s
 
     def _too_slow(self, state: PowerLimitState, view: LimitedJobView) -> Step[PowerLimitState]:
-        """Return to full power; a job too slow under a limit measured before has changed and is measured anew."""
+        """Return to full power; a job too slow under a limit measured before has changed and is measured again."""
         if state.phase is LimitPhase.TRIAL:
             tried = (*state.tried, *(ratio for ratio in self.ratios if ratio <= state.ratio))
             state = self._hold(replace(state, tried=tried, ratio=1.0, changed_s=view.now_s), view, full=True)
             return self._done(state, view, "the job slows down beyond the bound")
         fresh = replace(PowerLimitState(), changed_s=view.now_s, last=state.last, credit_s=max(0.0, state.credit_s))
-        return self._done(fresh, view, "the job runs slower than measured: it is measured anew")
+        return self._done(fresh, view, "the job runs slower than measured: it is measured again")
 
     def _measured(self, state: PowerLimitState, mark: Mark, view: LimitedJobView) -> PowerLimitState:
         """Record the measurement that has ended."""
@@ -268,7 +268,7 @@ class PowerLimitTuner:
         rate = (mark.work - state.window.work) / elapsed_s
         power_w = (mark.energy_j - state.window.energy_j) / elapsed_s
         state = replace(state, window=mark)
-        if not power_w > 0:  # a meter that failed or began anew
+        if not power_w > 0:  # a meter that failed or began again
             return state
         if state.phase is LimitPhase.BASELINE:
             same = state.full_rate > 0 and abs(rate / state.full_rate - 1) <= _CHANGED

@@ -309,10 +309,10 @@ class ServiceLimitTuner:
         return self._done(state, view, f"the SLO is threatened: {threat}")
 
     def _spent(self, state: ServiceLimitState, view: ServingDeviceView) -> Step[ServiceLimitState]:
-        """Return to full power; where a limit was kept, the work has changed and is measured anew."""
+        """Return to full power; where a limit was kept, the work has changed and is measured again."""
         if state.phase is LimitPhase.HOLD:
             state = replace(self._baseline(state), records=(), tried=(), rises=0)
-            return self._done(state, view, "requests run slower than measured: they are measured anew")
+            return self._done(state, view, "requests run slower than measured: they are measured again")
         return self._done(self._baseline(self._given_up(state, state.trial)), view, "requests slow down too much")
 
     def _given_up(self, state: ServiceLimitState, ratio: float) -> ServiceLimitState:
@@ -347,7 +347,7 @@ class ServiceLimitTuner:
             return replace(state, window=None, first=None)
         window = window.ended(view.now_s, view.energy_j)
         state = replace(state, window=WindowTotals(view.now_s, view.energy_j))
-        if not window.energy_j > 0:  # a meter that failed, or began anew
+        if not window.energy_j > 0:  # a meter that failed, or began again
             return replace(state, first=None)
         return self._measured(state, window, view)
 
@@ -434,7 +434,7 @@ class ServiceLimitTuner:
         return min((FULL, *fitting), key=lambda one: (one.cost(self.eta), -one.ratio))
 
     def _chosen(self, state: ServiceLimitState, view: ServingDeviceView) -> Step[ServiceLimitState]:
-        """Begin the next trial, keep the best limit, or search anew."""
+        """Begin the next trial, keep the best limit, or search again."""
         if state.phase is LimitPhase.TRIAL:
             return self._in_credit(state, view, f"compares {100 * state.trial:.0f} % of its power with full power")
         if view.now_s < state.calm_s:
@@ -443,7 +443,7 @@ class ServiceLimitTuner:
             state = state if math.isfinite(state.found_s) else replace(state, found_s=view.now_s)
             if view.now_s - state.searched_s >= max(self.review_s, (state.found_s - state.searched_s) / _SEARCH_SHARE):
                 state = replace(self._baseline(state), records=(), tried=(), rises=0, searched_s=view.now_s)
-                return self._done(replace(state, found_s=math.nan), view, "begins the search anew")
+                return self._done(replace(state, found_s=math.nan), view, "begins the search again")
         if state.phase is LimitPhase.HOLD and state.ratio == 1 and state.trial < 1:
             return self._done(state, view, "compares its limit with full power")
         untried = next((ratio for ratio in self.ratios if ratio not in state.tried), None)

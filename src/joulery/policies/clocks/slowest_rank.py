@@ -42,7 +42,7 @@ class SlowestRank:
     def seen(self, now_s: float, nodes: Mapping[str, tuple[float, float]], *, full: bool) -> SlowestRank:
         """The state after an observation.
 
-        An interval ends when every node has reported anew; a node that reports less work than before, an earlier time,
+        An interval ends when every node has reported again; a node that reports less work than before, an earlier time,
         or other nodes restart the measurement.
 
         Args:

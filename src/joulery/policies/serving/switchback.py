@@ -51,7 +51,7 @@ class Switchback:
         period_s: Shortest measured part of a period, seconds.
         min_requests: Requests that the measured part of a period holds at least, on average.
         fixed_slices: Whether the baseline runs only where the slices already are those that it needs: a GPU serves
-            nothing while it is partitioned anew.
+            nothing while it is partitioned again.
         seed: Seed of the drawn times.
     """
 
@@ -303,7 +303,7 @@ class AuditedPolicy:
         if seen.running == baseline and assumed(self.policy.family).intersection(seen.loaded):
             return "a variant that joined answered a share", False
         if self.audit.fixed_slices and sorted(baseline.slices) != sorted(seen.running.slices):
-            return "the GPUs would be partitioned anew", True
+            return "the GPUs would be partitioned again", True
         if not self._baseline_keeps_slo(seen.demand_rps):
             return "the baseline would not keep the SLO", True
         return "", False

@@ -57,7 +57,7 @@ class PolluxState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pollux:
-    """Pollux's policy: allocates the GPUs anew every round, by the weighted power mean of goodput speed-ups.
+    """Pollux's policy: reallocates all GPUs every round, by the weighted power mean of goodput speed-ups.
 
     Attributes:
         goodput: Goodput of each class by number of GPUs, float64[classes, max + 1].

@@ -140,7 +140,7 @@ class JobLimits:
         self._left_alone = {job: why for job, why in self._left_alone.items() if job in placed}
 
     def renew(self) -> None:
-        """Renew the leases; a job that lost one is set anew at the next step."""
+        """Renew the leases; a job that lost one is set again at the next step."""
         for name in self.holder.renew():
             self.say({"kind": "note", "text": f"{name} was reverted by another process"})
             for number, job in self._jobs.items():
@@ -201,7 +201,7 @@ class JobLimits:
         if not job.work.source:
             return
         if job.work.source != judged_by:
-            self._judge(one, job, anew=judged_by != "")
+            self._judge(one, job, reset=judged_by != "")
         energy_j = sum(readings[gpu][0] for gpu in self.devices_of(one))
         cycles = sum(readings[gpu][1] for gpu in self.devices_of(one))
         full_w = sum(self.devices[each].full_w * self.devices[each].parts for each in job.devices)
@@ -226,11 +226,11 @@ class JobLimits:
                 self._set(one.job, job, float(decision.value), decision.reason)
         self._remember(job)
 
-    def _judge(self, one: Placement, job: _Job, *, anew: bool) -> None:
+    def _judge(self, one: Placement, job: _Job, *, reset: bool) -> None:
         """Start from the known effects by the job's measure of work; what busy cycles showed is dropped."""
         job.known = self._known(job)
-        if anew:
-            self._give_back(one.job, job, "it reports its progress now: it is measured anew")
+        if reset:
+            self._give_back(one.job, job, "it reports its progress now: it is measured again")
             job.state, job.written = self.tuner.initial(), False
             self._left_alone.pop(one.job, None)
             if job.nodes is not None:

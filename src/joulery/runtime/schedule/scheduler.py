@@ -223,13 +223,13 @@ class Scheduler:
         self.state = apply_event(self.state, event)
 
     def _check_policy(self) -> None:
-        """Start the policy anew where it cannot read its state in the journal."""
+        """Reset the policy where it cannot read its state in the journal."""
         if self.state.policy is None:
             return
         try:
             self._policy.recall(self.state.policy)
         except DataError as error:
-            self._log("note", {"text": f"the policy begins anew: {error}"})
+            self._log("note", {"text": f"the policy starts from its initial state: {error}"})
             self.record("plan", **plan_event(self.state, policy=None))
 
     def _act(self, snapshot: ClusterSnapshot, now_s: float, tick: TickResult) -> None:

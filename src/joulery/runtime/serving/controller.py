@@ -63,12 +63,12 @@ class Revision:
     Attributes:
         setup: New setup of the service: its variants, its SLO.
         chosen: New policy of the service.
-        anew: Whether the new policy starts without the state of the former one.
+        resets_state: Whether the new policy starts without the state of the former one.
     """
 
     setup: ServiceSetup
     chosen: PolicyBinding
-    anew: bool = False
+    resets_state: bool = False
 
 
 class PolicyControl:
@@ -143,7 +143,7 @@ class PolicyControl:
         one.setup, one.chosen = revision.setup, revision.chosen
         one.profile = one.chosen.predictor.profile
         driven = one.chosen.driven
-        if revision.anew:
+        if revision.resets_state:
             driver.change(driven)
         else:
             driver.policy = driven

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from joulery.ui.cli.options import Time, carbon_flags
+from joulery.ui.cli.options import NearChoice, Time, carbon_flags
 
 # joulery.adapters.tracers.files.FORMATS, repeated here so that --help imports nothing heavy; a test compares the two.
 FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
@@ -19,14 +19,14 @@ FORMATS = ("kineto", "tf1", "jax", "xplane", "csv")
 @click.option("--events", type=click.Path(path_type=Path), metavar="FILE", help="The recorded events.")
 @click.option("--power", type=click.Path(path_type=Path), metavar="FILE", help="t_ns,device,power_w ...")
 @click.option("--window", nargs=2, type=int, metavar="START END", help="The session, nanoseconds of the files' clock.")
-@click.option("--estimator", type=click.Choice(["recency", "regression"]), help="Power of short operations (recency).")
+@click.option("--estimator", type=NearChoice(["recency", "regression"]), help="Power of short operations (recency).")
 @click.option(
     "--multiplicity",
-    type=click.Choice(["events", "set"]),
+    type=NearChoice(["events", "set"]),
     default="events",
     help="Share power among events (default) or operations.",
 )
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Format of the events (detected).")
+@click.option("--format", "form", type=NearChoice(FORMATS), help="Format of the events (detected).")
 @click.option(
     "--hlo", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Compiled program, for JAX."
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from joulery.ui.cli.options import chosen_format, format_option, html_option
+from joulery.ui.cli.options import NearChoice, chosen_format, format_option, html_option
 from joulery.ui.cli.report_anatomy import write
 
 
@@ -15,7 +15,7 @@ from joulery.ui.cli.report_anatomy import write
 @click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN RUN...")
 @click.option(
     "--by",
-    type=click.Choice(["layer", "module", "op", "phase"]),
+    type=NearChoice(["layer", "module", "op", "phase"]),
     default="layer",
     help="Grouping of the changes (layer).",
 )

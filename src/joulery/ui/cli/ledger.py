@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from joulery.ui.cli.options import NearChoice
+
 if TYPE_CHECKING:
     from joulery.store.ledger import Ledger
 
@@ -61,7 +63,7 @@ def add(runs: tuple[str, ...], folders: tuple[Path, ...], path: Path | None, as_
 
 
 @command.command()
-@click.option("--by", type=click.Choice(BY), default="owner", show_default=True, help="Grouping of the table.")
+@click.option("--by", type=NearChoice(BY), default="owner", show_default=True, help="Grouping of the table.")
 @click.option("--owner", help="Only runs charged to this owner.")
 @click.option("--since", help="Only hours from this UTC time on, such as 2026-11-01.")
 @click.option("--until", help="Only hours before this UTC time.")

@@ -14,7 +14,7 @@ import click
 
 from joulery.domain.errors import CapabilityError, JouleryError
 from joulery.ui.cli import report_error
-from joulery.ui.cli.options import Time, carbon_flags
+from joulery.ui.cli.options import NearChoice, Time, carbon_flags
 from joulery.ui.cli.streams import discard, lost_if_refused
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--period", "period_s", type=Time("4 ms"), help="Sampling period, such as 4 ms (10 ms).")
 @click.option(
-    "--idle", type=click.Choice(["whole", "share", "none"]), default="whole", help="Idle energy to charge (whole)."
+    "--idle", type=NearChoice(["whole", "share", "none"]), default="whole", help="Idle energy to charge (whole)."
 )
 @click.option("--pue", type=float, default=1.0, metavar="X", help="Facility energy per IT energy (1).")
 @click.option(
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 @click.option(
     "--trace",
     "framework",
-    type=click.Choice(["torch", "jax", "tensorflow"]),
+    type=NearChoice(["torch", "jax", "tensorflow"]),
     help="Record its operations, for joules by layer.",
 )
 @click.option("--steps", metavar="S", help="Steps to trace: skip=1,warmup=1,active=3,repeat=3.")
 @click.option(
     "--estimator",
-    type=click.Choice(["recency", "regression"]),
+    type=NearChoice(["recency", "regression"]),
     default="recency",
     help="Traced: energy of operations from the last reading, or by regression over all readings.",
 )

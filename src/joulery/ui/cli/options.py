@@ -211,7 +211,7 @@ html_option = click.option(
 def format_option(*formats: str, help: str) -> Callable[[F], F]:
     """``--format``, with its former value ``html`` read but not shown."""
     return click.option(
-        "--format", "form", type=click.Choice((*formats, "html")), metavar=f"[{'|'.join(formats)}]", help=help
+        "--format", "form", type=NearChoice((*formats, "html")), metavar=f"[{'|'.join(formats)}]", help=help
     )
 
 
@@ -241,7 +241,7 @@ _FLAGS = (
     click.option("--column", metavar="NAME", help="Column of the file that holds g/kWh."),
     click.option("--time-column", metavar="NAME", help="Column of the file that holds the time stamps."),
     click.option("--timezone", metavar="TZ", help="Time zone of timestamps without an offset."),
-    click.option("--scope", type=click.Choice(["lifecycle", "direct"]), help="Emissions to count."),
+    click.option("--scope", type=NearChoice(["lifecycle", "direct"]), help="Emissions to count."),
     click.option("--fill", metavar="RULE", help="Gaps: error, gap, previous:3h, linear:3h, forecast."),
 )
 

@@ -10,7 +10,7 @@ import click
 
 from joulery.domain.errors import ConfigError
 from joulery.ui.cli import report_anatomy
-from joulery.ui.cli.options import carbon_flags, chosen_format, format_option, html_option
+from joulery.ui.cli.options import NearChoice, carbon_flags, chosen_format, format_option, html_option
 from joulery.ui.cli.report_sacct import ReportOrSacct
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ FORMATS = ("text", "json", "csv", "markdown", "model-card")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(), metavar="RUN...")
 @click.option(
     "--by",
-    type=click.Choice((*BY, *report_anatomy.BY)),
+    type=NearChoice((*BY, *report_anatomy.BY)),
     help="Grouping of the table (component); the last four need a traced run.",
 )
 @format_option(*FORMATS, *report_anatomy.FORMATS, help="Output format (text); the last five need a traced run.")

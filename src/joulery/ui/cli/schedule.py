@@ -11,15 +11,15 @@ from typing import Any
 import click
 
 from joulery.ui.cli.numpy_threads import keep_numpy_on_one_thread
-from joulery.ui.cli.options import cluster_option
+from joulery.ui.cli.options import NearChoice, cluster_option
 from joulery.ui.cli.streams import keep_going
 
 
 @click.command("schedule")
 @click.argument("site", type=click.Path(path_type=Path))
 @cluster_option
-@click.option("--backend", type=click.Choice(["local", "slurm", "kueue"]), help="The site's jobs.backend unless given.")
-@click.option("--mode", type=click.Choice(["advise", "shadow", "act"]), help="The site's mode unless given.")
+@click.option("--backend", type=NearChoice(["local", "slurm", "kueue"]), help="The site's jobs.backend unless given.")
+@click.option("--mode", type=NearChoice(["advise", "shadow", "act"]), help="The site's mode unless given.")
 @click.option("--once", is_flag=True, help="One round and its actions, then end.")
 @click.option("--release", is_flag=True, help="Release every job that joulery holds, then end.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line of the log as one JSON object.")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from joulery.ui.cli.options import NearChoice
+
 if TYPE_CHECKING:
     from joulery.app.profiling.lengths import Evaluation, TrainedPredictor
 
@@ -33,7 +35,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--out", type=_FILE, metavar="DIR", help="Keep the predictor in this folder.")
 @click.option(
     "--encoder",
-    type=click.Choice(["auto", "minilm", "distilled", "none"]),
+    type=NearChoice(["auto", "minilm", "distilled", "none"]),
     default="auto",
     help="Add a small language model's embedding of the prompt (auto: minilm where it is installed; "
     "distilled: a version with three layers, needs PyTorch and a few minutes).",

@@ -12,8 +12,8 @@ from joulery.policies.serving.search.layout_space import (
     core_partitions,
     cpu_slices,
     layouts,
-    memory_exclusions,
     slice_menu,
+    unfit_edges,
 )
 from joulery.policies.serving.search.trials import MeasuredLayout, TrialBudget, Verdict, judge
 
@@ -37,14 +37,14 @@ def test_a_gpu_has_the_published_number_of_configurations_and_several_are_filled
 
 
 def test_what_does_not_fit_a_slice_is_an_edge_that_does_not_exist():
-    edges = memory_exclusions(A100_40GB, {"tiny": 1 * GIB, "huge": 30 * GIB, "unknown": 0})
+    edges = unfit_edges(A100_40GB, {"tiny": 1 * GIB, "huge": 30 * GIB, "unknown": 0})
     assert set(edges) == {("huge", name) for name in ("4g.20gb", "3g.20gb", "2g.10gb", "1g.5gb")}
     space = LayoutSpace.of(A100_40GB, ["tiny", "huge"], edges, 1)
     large = [layout for layout in space.layouts if "huge" in layout.counts]
     assert large == [Layout.parse(["huge on 7g.40gb"])]
     with pytest.raises(InfeasibleError):
         LayoutSpace.of(A100_40GB, ["huge"], [*edges, ("huge", "7g.40gb")], 1)
-    assert memory_exclusions(slice_menu(CUTS), {"huge": 30 * GIB}) == (), "a CPU slice has no memory of its own"
+    assert unfit_edges(slice_menu(CUTS), {"huge": 30 * GIB}) == (), "a CPU slice has no memory of its own"
 
 
 def test_the_cuts_of_a_gpu_give_the_space_of_its_menu():

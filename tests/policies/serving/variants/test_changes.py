@@ -213,9 +213,7 @@ def test_changes_in_words():
     one, three = family_of(("b", "a")), family_of(("a", "b", "c"), ["c"])
     assert change_text(one, three) == "c joined" and change_text(three, one) == "c left"
     assert change_text(one, family_of(("c", "d"))) == "c, d joined and a, b left"
-    assert (
-        change_text(three, family_of(("a", "b", "c"))) == "the times of c are known" and change_text(one, one) == ""
-    )
+    assert change_text(three, family_of(("a", "b", "c"))) == "the times of c are known" and change_text(one, one) == ""
     assert followed(ServiceState(), ()) == ServiceState(), "a family that never changes is not followed"
 
 

@@ -24,7 +24,7 @@ PAGE_OBJECTS = 500
 """Objects of a page of a list."""
 _MERGE_PATCH = "application/merge-patch+json"
 _LISTS = 2
-"""A list that became too old between two of its pages is begun anew once."""
+"""A list that became too old between two of its pages is restarted once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class KueueWorkload:
 
     @property
     def uid(self) -> str:
-        """The UID of the object that it represents: a Workload may be created anew, while its Job remains."""
+        """The UID of the object that it represents: a Workload may be created again, while its Job remains."""
         labels = self._part("metadata", "labels")
         return str(labels.get(JOB_UID) or self.owner.get("uid") or self._part("metadata").get("uid") or "")
 

@@ -199,7 +199,7 @@ class ControlledEngine:
 
     Attributes:
         latest: The state at the last refresh.
-        link: The connection; set by its owner, anew after the engine server was lost.
+        link: The connection; set by its owner, again after the engine server was lost.
         sampled: Whether to take answered requests, for shadow replays.
         prepare: Awaited before a change, and before nodes are queried: connects to the engine server.
         on_batch: Called with the ended requests of each :meth:`refresh`.

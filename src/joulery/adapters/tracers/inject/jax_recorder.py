@@ -135,7 +135,7 @@ class JaxRecorder(XlaCycles):
         @functools.wraps(make)
         def making(*args: Any, **kwargs: Any) -> Any:
             inner = make(*args, **kwargs)
-            # A program may make it anew for each step: what it differentiates stays the same.
+            # A program may make it again for each step: what it differentiates stays the same.
             source = args[0] if args else kwargs.get("fun")
             source = getattr(source, "__code__", source)
 

@@ -43,7 +43,7 @@ LOADS = (0.2, 1.2)
 _PRICES = 40
 """Prices at which errors are looked for, between the lowest and the highest."""
 _AT_ONCE = 6
-"""Most zones that are split before errors are computed anew."""
+"""Most zones that are split before errors are computed again."""
 _LIGHT = 0.3
 """Least weight of a further zone that is split at the same time, relative to the first zone's."""
 _FAR = 0.03

@@ -1,4 +1,4 @@
-"""The greatest load that the GPUs of a plan serve: the same layouts, their shares and batches chosen anew for it.
+"""The greatest load that the GPUs of a plan serve: the same layouts, their shares and batches chosen again for it.
 
 Shares come in steps and GPUs are rarely full, so layouts that are best at one load serve a little more. What they cost
 there follows: GPUs and their clocks stay, requests and their watts grow in proportion.

@@ -90,7 +90,7 @@ class Changes:
     def _recut(
         self, state: State, group: int, old: tuple[int, int] | None, new: tuple[int, int] | None
     ) -> Iterator[State]:
-        """Pools with one GPU partitioned anew, added or removed: one kind of instance fills the new slices."""
+        """Pools with one GPU partitioned again, added or removed: one kind of instance fills the new slices."""
         gpus, counts = state
         before, after = self._slices(old), self._slices(new)
         machine = (old or new or (0, 0))[0]

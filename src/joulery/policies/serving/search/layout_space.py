@@ -111,7 +111,7 @@ def _profile(piece: Slice) -> MigProfile:
     return MigProfile(str(piece), size_of(piece), size_of(piece), int(memory) * GIB if memory.isdigit() else 0)
 
 
-def memory_exclusions(menu: MigMenu, memory_bytes: Mapping[str, int]) -> tuple[Edge, ...]:
+def unfit_edges(menu: MigMenu, memory_bytes: Mapping[str, int]) -> tuple[Edge, ...]:
     """The variants that do not fit a slice's memory, as edges to leave out.
 
     Args:

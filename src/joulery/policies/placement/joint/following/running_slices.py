@@ -2,7 +2,7 @@
 
 Most of a fresh plan's CPU time computes the rate that every choice of model, slice and processes keeps within the SLO.
 Here only the choices in use are computed for today's rates, and those that are worth most at the running plan's prices.
-A GPU in use is not partitioned anew, because its processes would have to end first: it offers the slices that it has,
+A GPU in use is not partitioned again, because its processes would have to end first: it offers the slices that it has,
 at any clock. Other partitions are for free GPUs.
 """
 
@@ -78,7 +78,7 @@ def next_on_slices(
         before: The running plan.
         max_moves: Most slices that may be started or stopped; None for any number.
         gap_ratio, branchings, seconds: Limits of the solver.
-        standing: Whether every GPU keeps its slices and its clock, and only requests are distributed anew.
+        standing: Whether every GPU keeps its slices and its clock, and only requests are redistributed.
     """
     master = JointMaster(problem)
     master.relax()
