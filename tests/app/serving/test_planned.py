@@ -8,7 +8,7 @@ import pytest
 from joulery.adapters.devices.nvidia_mig import NvidiaMig
 from joulery.adapters.devices.places import GpuPlaces
 from joulery.app.planning.shares import share_request
-from joulery.app.serving.planned import _check_cuts, _require_no_slices, models_of
+from joulery.app.serving.planned import _check_partitions, _require_no_slices, models_of
 from joulery.app.wiring.gpus import LocalGpus
 from joulery.config import load
 from joulery.domain.errors import CapabilityError, ConfigError, DataError
@@ -71,10 +71,10 @@ def test_a_gpu_that_cannot_be_cut_so_is_named_with_what_it_offers():
         places = GpuPlaces(lambda *_: None, {"gpu:0": NvidiaMig(0, NvmlFake(gpu(board)))})
         here = LocalGpus(places, {"gpu:0": ()})
         if not said:
-            _check_cuts(plan, here)
+            _check_partitions(plan, here)
             continue
         with pytest.raises(ConfigError, match=said) as caught:
-            _check_cuts(plan, here)
+            _check_partitions(plan, here)
         assert "4g.24gb" in str(caught.value.expected)
     with pytest.raises(CapabilityError, match="CPU cores cannot stand"):
         _require_no_slices((cut,))
