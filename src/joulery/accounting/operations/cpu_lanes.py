@@ -93,15 +93,10 @@ def weighed(cut: Session, device: str, lanes: Sequence[tuple[int, int]], times: 
     )
 
 
-def run_cpu_s(times: ThreadTimes, edges_ns: IntArray) -> FloatArray | None:
-    """CPU seconds of all threads of the run in each window, float64[k]; None with fewer than two sweeps."""
-    window_ns = int(edges_ns[0]), int(edges_ns[-1])
+def run_cpu_s(times: ThreadTimes, window_ns: tuple[int, int]) -> tuple[IntArray, FloatArray] | None:
+    """CPU seconds of all threads of the run: edges int64[k+1], seconds float64[k]; None with fewer than two sweeps."""
     readings = _readings(times.between(*window_ns), window_ns)
-    if readings is None:
-        return None
-    spent = np.concatenate([[0.0], np.cumsum(readings.cpu_s.sum(axis=0))])
-    at = np.interp(edges_ns.astype(np.float64), readings.edges_ns.astype(np.float64), spent)
-    return np.asarray(np.diff(at), np.float64)
+    return None if readings is None else (readings.edges_ns, np.asarray(readings.cpu_s.sum(axis=0), np.float64))
 
 
 def silent_processes(times: ThreadTimes, lanes: Sequence[tuple[int, int]], window_ns: tuple[int, int]) -> list[float]:
