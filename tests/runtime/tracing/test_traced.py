@@ -23,6 +23,7 @@ from joulery.domain.energy.tensor_footprint import DeviceEnergy
 from joulery.domain.errors import ConfigError, DataError
 from joulery.domain.quality import Quality
 from joulery.domain.trace.events import EventTrace, with_devices
+from joulery.domain.trace.threads import ThreadTimes
 from joulery.domain.trace.tracing import ClockFit, TracedSession
 from joulery.runtime.measuring.account import Basis
 from joulery.runtime.measuring.terms import Terms
@@ -185,6 +186,28 @@ def test_each_socket_is_divided_by_its_own_busy_times() -> None:
     assert got.energy_by_op == pytest.approx({"net/mm": 10 * (0.25 * 100 + 0.5 * 40)})
     (device,) = got.devices
     assert (device.total_j, device.other_j) == pytest.approx((1400.0, 10 * (0.75 * 100 + 0.5 * 40)))
+
+
+def test_on_a_busy_machine_energy_goes_to_the_times_when_the_runs_threads_ran() -> None:
+    """Two CPUs that others keep busy, 30 W each: one thread works for a second, another one for its first half."""
+    lanes = [(7, 7), (8, 8)]
+    trace = EventTrace(
+        ["long", "short"], ["CPU"], ["forward"], op=[0, 1], start_ns=[0, 0], dur_ns=[S, S // 2], device=[0, 0],
+        lane=[0, 1], phase=[0, 0], lanes=lanes,
+    )  # fmt: skip
+    sweeps = np.arange(0.0, 1.01, 0.02)
+    spent = np.stack([0.5 * sweeps, 0.5 * np.minimum(sweeps, 0.5)], axis=1)
+    rows = [(t, *lanes[at], spent[sweep, at], sweep) for sweep, t in enumerate(sweeps) for at in (0, 1)]
+    t_s, process, thread, cpu_s, sweep = map(np.array, zip(*rows, strict=True))
+    threads = ThreadTimes(np.rint(t_s * S).astype(np.int64), process, thread, cpu_s, sweep)
+    channel = Channel("cpu:0", "package", ReadingKind.POWER, "fake", Quality.MEASURED)
+    power = PowerSteps(channel, np.arange(101) * S // 100, np.full(100, 60.0))
+    busy = {"cpu:0": BusyTimes([0, S], [0.75], [2.0], 2)}
+    shared = Basis((power,), busy, 0.0, 1.0, frozenset(), None, Terms(), threads=threads, fine_busy=busy)
+    got = dissect([TracedSession(trace, (0, S), 1, 7, ClockFit(1500, 200, 3000))], shared, "recency").footprint
+    assert got.energy_by_op == pytest.approx({"long": 15.0, "short": 7.5}, rel=0.01)
+    (device,) = got.devices
+    assert (device.total_j, device.other_j) == pytest.approx((60.0, 37.5), rel=1e-6)
 
 
 # ---- recordings read back
