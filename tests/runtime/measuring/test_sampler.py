@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulery.domain.energy.channel import MeterSpec
-from joulery.domain.errors import CapabilityError, ConfigError, DataError
+from joulery.domain.errors import CapabilityError, ConfigError, DataError, JouleryError
 from joulery.runtime.measuring.sampler import (
     HOUSEKEEPING_S,
     NS_PER_S,
@@ -321,7 +322,16 @@ def config(folder: Path, meters: tuple[MeterSpec, ...] | None = FAKE, **change: 
 
 def started(folder: Path, **change: Any) -> SamplerProcess:
     sampler = SamplerProcess.start(config(folder, **change))
-    sampler.wait_ready()
+    try:
+        sampler.wait_ready()
+    except JouleryError as error:
+        state = Path(f"/proc/{sampler.pid}/stat").read_text().split()
+        error.add_note(
+            f"state {state[2]}, {state[13]} + {state[14]} ticks of CPU; {(folder / 'sampler.err').read_text()}"
+        )
+        with suppress(JouleryError):  # or a later test would find it running, and fail instead
+            sampler.stop(timeout_s=1.0)
+        raise
     return sampler
 
 
