@@ -325,10 +325,9 @@ def started(folder: Path, **change: Any) -> SamplerProcess:
     try:
         sampler.wait_ready()
     except JouleryError as error:
-        state = Path(f"/proc/{sampler.pid}/stat").read_text().split()
-        error.add_note(
-            f"state {state[2]}, {state[13]} + {state[14]} ticks of CPU; {(folder / 'sampler.err').read_text()}"
-        )
+        error.add_note((folder / "sampler.err").read_text())
+        with suppress(OSError):  # it has ended
+            error.add_note(Path(f"/proc/{sampler.pid}/stat").read_text())
         with suppress(JouleryError):  # or a later test would find it running, and fail instead
             sampler.stop(timeout_s=1.0)
         raise
