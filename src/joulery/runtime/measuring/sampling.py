@@ -102,7 +102,9 @@ class SamplerProcess:
             if wait_s <= 0 or not select.select([stdout], [], [], wait_s)[0]:
                 return
             chunk = os.read(stdout, 65536)
-            if not chunk:
+            if not chunk:  # it is about to end; until it has, its exit code is not known
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(max(0.0, deadline_s - time.monotonic()))
                 return
             *lines, self._heard = (self._heard + chunk).split(b"\n")
             for line in lines:
