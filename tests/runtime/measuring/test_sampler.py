@@ -382,9 +382,9 @@ def test_it_says_why_it_cannot_start(tmp_path: Path) -> None:
 
 def test_a_sampler_that_has_closed_its_output_is_waited_for_until_its_exit_code_is_known() -> None:
     ends = "import os; os.close(1); sum(range(3_000_000)); os._exit(3)"
-    with subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        with pytest.raises(CapabilityError, match="exit code 3"):
-            SamplerProcess(process).wait_ready()
+    process = subprocess.Popen([sys.executable, "-c", ends], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process, pytest.raises(CapabilityError, match="exit code 3"):
+        SamplerProcess(process).wait_ready()
 
 
 def test_a_folder_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
