@@ -306,7 +306,7 @@ class SlurmBackend:
     def _no_operator(self, done: Done) -> CapabilityError:
         """Schedule only this user's own jobs from now on; the returned error has no grant, so it causes no pause."""
         self._operator = False
-        text = f"only an operator may change others' jobs: only those of {self._user()} are scheduled: {done.message}"
+        text = f"only an operator may change others' jobs, so only {self._user()}'s are scheduled: {done.message}"
         return CapabilityError(text, resource="scontrol", hint=GRANT)
 
     def _change(self, name: str, **values: str) -> None:

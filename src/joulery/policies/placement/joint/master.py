@@ -136,9 +136,9 @@ class JointMaster:
         self._index = {flow: at for at, flow in enumerate(self._flows)}
         self._first = len(self._flows) + len(problem.services)
         self._spread = spread_slices(problem)
-        self._layout_columns = len(problem.slices) + len(problem.partitions) + len(self._spread)
+        self._layout_count = len(problem.slices) + len(problem.partitions) + len(self._spread)
         self._partitions_end = self._first + len(problem.slices) + len(problem.partitions)
-        self._reduced = np.zeros(self._layout_columns)
+        self._reduced = np.zeros(self._layout_count)
         self._unserved = _unserved_price(problem)
         self.divisions, self.divisions_complete = divisions_of(problem)
         self._lp, self._rows = self._empty()
@@ -176,7 +176,7 @@ class JointMaster:
         rows = self._rows
         flows = len(self._flows)
         values = np.array(solution.col_value, np.float64)
-        self._reduced = np.array(solution.col_dual, np.float64)[self._first : self._first + self._layout_columns]
+        self._reduced = np.array(solution.col_dual, np.float64)[self._first : self._first + self._layout_count]
         first_partition = self._first + len(problem.slices)
         power = -dual[rows.power] if problem.power_cap_w is not None else 0.0
         return Duals(
@@ -188,8 +188,7 @@ class JointMaster:
             unserved=values[flows : flows + services],
             gpu_price=0.0 if gpus is None else float(dual[rows.count]),
             gpus=float(
-                values[first_partition : self._partitions_end].sum()
-                + values[self._first + self._layout_columns :].sum()
+                values[first_partition : self._partitions_end].sum() + values[self._first + self._layout_count :].sum()
             ),
         )
 
@@ -215,7 +214,7 @@ class JointMaster:
         mip, _ = self._empty(gap_ratio=gap_ratio, seconds=seconds, nodes=branchings)
         for known in self.patterns:
             self._add_pattern(mip, known)
-        first = self._first + self._layout_columns
+        first = self._first + self._layout_count
         for at in np.flatnonzero(self._reduced > slack).tolist():
             mip.changeColBounds(self._first + at, 0.0, 0.0)
         last = first + len(self.patterns)
@@ -254,7 +253,7 @@ class JointMaster:
 
     def _solution(self, found: WholeNumbers) -> JointSolution:
         values, value, proven, status = found
-        first_partition, first = self._first + len(self.problem.slices), self._first + self._layout_columns
+        first_partition, first = self._first + len(self.problem.slices), self._first + self._layout_count
         last = first + len(self.patterns)
         unserved = values[len(self._flows) : self._first]
         slices = _counted(values[self._first : first_partition])
@@ -323,7 +322,7 @@ class JointMaster:
         for cost, most in (
             *((cost, model.inf) for cost in costs),
             *zip(self._unserved.tolist(), problem.rates_rps.tolist(), strict=True),
-            *self._partition_columns(),
+            *self._layout_columns(),
         ):
             model.addCol(cost, 0.0, most, 0, np.zeros(0, np.int32), np.zeros(0))
         rows = _Rows(flows, services, types)
@@ -355,7 +354,7 @@ class JointMaster:
             add_row(model, 0.0, float(limit), limited, [1.0] * len(limited))
         return model, rows
 
-    def _partition_columns(self) -> list[tuple[float, float]]:
+    def _layout_columns(self) -> list[tuple[float, float]]:
         """Cost and greatest number of each slice option, of each partition and of each spread variable."""
         problem = self.problem
         found = [(0.0, float(self._most(one))) for one in problem.slices]
