@@ -93,10 +93,29 @@ def weighed(cut: Session, device: str, lanes: Sequence[tuple[int, int]], times: 
     )
 
 
-def run_cpu_s(times: ThreadTimes, window_ns: tuple[int, int]) -> tuple[IntArray, FloatArray] | None:
-    """CPU seconds of all threads of the run: edges int64[k+1], seconds float64[k]; None with fewer than two sweeps."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RunCpu:
+    """CPU time of all threads of the run.
+
+    Attributes:
+        edges_ns: Readings of the threads, Unix nanoseconds, int64[k+1].
+        spent_s: CPU seconds from the first reading to each, float64[k+1].
+    """
+
+    edges_ns: IntArray
+    spent_s: FloatArray
+
+    def between(self, edges_ns: IntArray) -> FloatArray:
+        """CPU seconds from each instant to the next, float64[n]; 0 outside the readings."""
+        return np.asarray(np.diff(np.interp(edges_ns, self.edges_ns, self.spent_s)), np.float64)
+
+
+def run_cpu(times: ThreadTimes, window_ns: tuple[int, int]) -> RunCpu | None:
+    """CPU time of the run in a window; None with fewer than two sweeps."""
     readings = _readings(times.between(*window_ns), window_ns)
-    return None if readings is None else (readings.edges_ns, np.asarray(readings.cpu_s.sum(axis=0), np.float64))
+    if readings is None:
+        return None
+    return RunCpu(readings.edges_ns, np.concatenate([[0.0], np.cumsum(readings.cpu_s.sum(axis=0))]))
 
 
 def silent_processes(times: ThreadTimes, lanes: Sequence[tuple[int, int]], window_ns: tuple[int, int]) -> list[float]:

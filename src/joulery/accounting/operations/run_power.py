@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from joulery.accounting.charge import DividedPower
+from joulery.accounting.operations.cpu_lanes import RunCpu
 from joulery.accounting.steps import NS_PER_S, PowerSteps
 from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.power import BusyTimes
@@ -18,7 +19,7 @@ from joulery.domain.energy.power import BusyTimes
 _HALVINGS = 40
 
 
-def at_run_times(divided: DividedPower, times: BusyTimes, edges_ns: IntArray, run_s: FloatArray) -> DividedPower:
+def at_run_times(divided: DividedPower, times: BusyTimes, cpu: RunCpu) -> DividedPower:
     """The division of a channel, with the run's energy of each busy interval at the times when its threads ran.
 
     Other processes are taken to use the CPUs at an even rate, as far as the run leaves CPUs free. What the run has of
@@ -27,21 +28,19 @@ def at_run_times(divided: DividedPower, times: BusyTimes, edges_ns: IntArray, ru
     Args:
         divided: The division, with one share for each busy interval.
         times: Busy times of the device, by which it was divided.
-        edges_ns: Readings of the threads, Unix nanoseconds, int64[k+1].
-        run_s: CPU seconds of all threads of the run between them, float64[k].
+        cpu: CPU time of the run's threads.
 
     Returns:
-        The division with the same steps; steps outside ``edges_ns`` are unchanged.
+        The division with the same steps; steps outside the readings of the threads are unchanged.
     """
     edges = divided.run.edges_ns
-    inside = np.flatnonzero((edges[:-1] >= edges_ns[0]) & (edges[1:] <= edges_ns[-1])) if len(divided.run) else edges
+    inside = np.flatnonzero((edges[:-1] >= cpu.edges_ns[0]) & (edges[1:] <= cpu.edges_ns[-1]))
     interval = np.searchsorted(times.edges_ns, edges[inside], "right") - 1
     known = (interval >= 0) & (interval < len(times.all_s))
     inside, interval = inside[known], interval[known]
     run_w, other_w = divided.run.watts[inside], divided.other.watts[inside]
     length_s = np.diff(edges)[inside] / NS_PER_S
-    spent_s = np.interp(edges, edges_ns, np.concatenate([[0.0], np.cumsum(run_s)]))
-    rate = np.diff(spent_s)[inside] / length_s
+    rate = cpu.between(edges)[inside] / length_s
     other = _others(interval, length_s, rate, times)
     ratio = np.divide(rate, rate + other, out=np.zeros(len(rate)), where=rate + other > 0)
     moved_w = _as_before(interval, length_s, run_w, run_w + other_w, ratio)

@@ -13,12 +13,11 @@ import numpy as np
 
 from joulery.accounting.charge import DividedPower, divide_power
 from joulery.accounting.operations.align import Estimator, align, canonical, matched
-from joulery.accounting.operations.cpu_lanes import run_cpu_s
+from joulery.accounting.operations.cpu_lanes import RunCpu, run_cpu
 from joulery.accounting.operations.rows import added
 from joulery.accounting.operations.run_power import at_run_times
 from joulery.accounting.operations.session import is_accelerator
 from joulery.accounting.steps import NS_PER_S, PowerSteps, carbon_steps, energy_by_bin
-from joulery.domain.arrays import FloatArray, IntArray
 from joulery.domain.energy.power import BusyTimes
 from joulery.domain.energy.tensor_footprint import DeviceEnergy, TensorFootprint
 from joulery.domain.errors import DataError
@@ -195,16 +194,16 @@ def dissect(
 def _dissect(
     events: EventTrace, window: tuple[int, int], basis: Basis, estimator: Estimator, steps: int
 ) -> tuple[TensorFootprint, EventTrace]:
-    fine = _fine_times(basis, window)
-    busy = _with_kernels({**basis.busy, **({} if fine is None else fine.busy)}, events, window)
+    fine, cpu = _fine_times(basis, window)
+    busy = _with_kernels({**basis.busy, **fine}, events, window)
     shared = {
         item.channel: divide_power(item, busy[item.channel.device]) for item in basis.power if _shared(item, basis)
     }
-    if fine is not None:
+    if cpu is not None:
         shared |= {
-            channel: at_run_times(divided, fine.busy[channel.device], fine.edges_ns, fine.run_s)
+            channel: at_run_times(divided, fine[channel.device], cpu)
             for channel, divided in shared.items()
-            if channel.device in fine.busy
+            if channel.device in fine
         }
     ours = [shared[item.channel].run if item.channel in shared else item for item in basis.power]
     trace, channels = matched(events, ours)
@@ -225,37 +224,25 @@ def _dissect(
     return replace(footprint, devices=devices), trace
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _FineTimes:
-    """The run's use of the only socket in a window, by its threads.
+def _fine_times(basis: Basis, window: tuple[int, int]) -> tuple[Mapping[str, BusyTimes], RunCpu | None]:
+    """Busy times of the only socket in a window by the threads of the run, and their CPU time.
 
-    Attributes:
-        busy: Busy times by device, in short intervals.
-        edges_ns: Readings of the threads, int64[k+1].
-        run_s: CPU seconds of all threads of the run between them, float64[k].
+    Returns:
+        Busy times by device, and the CPU time; empty and None with several sockets, or without readings of threads.
     """
-
-    busy: Mapping[str, BusyTimes]
-    edges_ns: IntArray
-    run_s: FloatArray
-
-
-def _fine_times(basis: Basis, window: tuple[int, int]) -> _FineTimes | None:
-    """The run's use of the socket in a window; None with several sockets, or without readings of threads."""
     sockets = [device for device in basis.fine_busy if device.startswith("cpu:")]
     if basis.threads is None or len(sockets) != 1:
-        return None
+        return {}, None
     times = basis.fine_busy[sockets[0]]
     first = max(0, int(np.searchsorted(times.edges_ns, window[0], "right")) - 1)
     last = min(len(times.app_s), int(np.searchsorted(times.edges_ns, window[1], "left")))
     edges = times.edges_ns[first : last + 1]
-    read = run_cpu_s(basis.threads, (int(edges[0]), int(edges[-1]))) if len(edges) > 1 else None
-    if read is None:
-        return None
-    run_edges, run_s = read
-    app_s = np.diff(np.interp(edges, run_edges, np.concatenate([[0.0], np.cumsum(run_s)])))
-    fine = BusyTimes(edges, app_s, np.maximum(times.all_s[first:last], app_s), times.cpus)
-    return _FineTimes({name: fine for name in (sockets[0], "machine") if name in basis.busy}, run_edges, run_s)
+    cpu = run_cpu(basis.threads, (int(edges[0]), int(edges[-1]))) if len(edges) > 1 else None
+    if cpu is None:
+        return {}, None
+    run_s = cpu.between(edges)
+    fine = BusyTimes(edges, run_s, np.maximum(times.all_s[first:last], run_s), times.cpus)
+    return {name: fine for name in (sockets[0], "machine") if name in basis.busy}, cpu
 
 
 def _with_kernels(
