@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import NotRun, _gpu_parts, gpu
+from benchmarks import NotRun, gpu
 from joulery.adapters.tracers.kineto.reader import read_columns
 from reproduce.smaragdine import RangeCheck
 from tests.adapters.tracers.kineto.kineto_file import KinetoFile
@@ -114,9 +114,12 @@ def test_a_part_is_printed_when_it_is_known_and_bars_of_the_others_do_not_count_
 
 
 def test_the_error_of_parts_weighs_each_by_its_energy() -> None:
-    exact, off = _gpu_parts.PartJoules("a", 600, 30.0, 30.0), _gpu_parts.PartJoules("b", 200, 10.0, 14.0)
-    assert _gpu_parts.weighted_error([exact, off]) == pytest.approx(0.1)
-    assert _gpu_parts.weighted_error([off]) == pytest.approx(0.4)
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'joulery[torch]'")
+    from benchmarks._gpu_parts import PartJoules, weighted_error
+
+    exact, off = PartJoules("a", 600, 30.0, 30.0), PartJoules("b", 200, 10.0, 14.0)
+    assert weighted_error([exact, off]) == pytest.approx(0.1)
+    assert weighted_error([off]) == pytest.approx(0.4)
 
 
 def test_a_total_without_a_counter_does_not_hold() -> None:

@@ -47,10 +47,15 @@ def test_every_public_name_is_on_the_python_page():
         assert f"::: joulery.{name}\n" in text or name in ("JouleryError", "Step"), name  # in whole modules below
 
 
-def test_every_name_on_the_python_page_exists():
-    text = (DOCS / "reference" / "python.md").read_text()
-    for path in re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE):
-        assert pydoc.locate(path) is not None, path
+@pytest.mark.parametrize(
+    "path", re.findall(r"^::: ([\w.]+)$", (DOCS / "reference" / "python.md").read_text(), re.MULTILINE)
+)
+def test_every_name_on_the_python_page_exists(path: str):
+    try:
+        assert pydoc.locate(path) is not None
+    except ModuleNotFoundError as error:
+        assert error.name is not None and not error.name.startswith("joulery")
+        pytest.skip(f"{error.name} is not installed")
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
