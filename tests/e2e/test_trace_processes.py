@@ -44,7 +44,7 @@ with open(f"cpu-{rank}.json", "w") as file:
     json.dump(after - before, file)
 # Once DistributedDataParallel was built, gloo's threads outlive this call, with joulery and without. At times a rank
 # ends with SIGABRT after its last step (github.com/pytorch/pytorch/pull/179291 is alike). Whether tracing makes that
-# more likely is not known: the test keeps asserting the exit code, and prints the stack of every thread.
+# more likely is not known: the test keeps asserting the exit code, and a rank that aborts prints its Python stacks.
 dist.destroy_process_group()
 """
 
